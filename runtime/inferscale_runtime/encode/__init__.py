@@ -1,0 +1,1 @@
+"""encode of the InferScale runtime."""

@@ -1,0 +1,80 @@
+"""Errors of the runtime.
+
+::
+
+    InferScaleError
+    ├── ConfigError            a setting or argument is wrong; the user must edit it
+    ├── InputError             a line of an input file is wrong (file, line, field)
+    ├── UnsupportedModelError  the model cannot be injected (architecture, rope, attention)
+    └── StoreError             the store cannot be used
+        ├── StoreFormatError       not a store, or a version this release cannot read
+        ├── DamagedStoreError      a checksum or length does not match; names the file
+        ├── StoreConflictError     another writer changed the user first; retry from a fresh read
+        └── StoreUnwritableError   the store cannot be written (permissions, disk full)
+
+Messages name the object, the field, the value and the mend. None carries fact text.
+"""
+
+from __future__ import annotations
+
+
+class InferScaleError(Exception):
+    """Base of all errors that a user may see; the CLI prints the message and exits with 2."""
+
+
+class ConfigError(InferScaleError):
+    """A setting or an argument is wrong."""
+
+
+class InputError(InferScaleError):
+    """A line of an input file is wrong.
+
+    Args:
+        source: File name.
+        line: 1-based line number, 0 when the whole file is meant.
+        field: Name of the field, or ``""``.
+        problem: What is wrong, without any fact text.
+        fix: What to do.
+    """
+
+    def __init__(self, source: str, line: int, field: str, problem: str, fix: str) -> None:
+        where = f"{source}:{line}" if line else source
+        what = f" field '{field}'" if field else ""
+        super().__init__(f"{where}:{what} {problem}. {fix}")
+        self.source, self.line, self.field = source, line, field
+
+
+class UnsupportedModelError(InferScaleError):
+    """The model cannot be encoded or injected; the message names the property."""
+
+
+class StoreError(InferScaleError):
+    """The store cannot be used."""
+
+
+class StoreFormatError(StoreError):
+    """The path is no store, or of a version that this release cannot read."""
+
+
+class DamagedStoreError(StoreError):
+    """A file is missing, truncated or fails its checksum.
+
+    Args:
+        path: The file, relative to the store's root.
+        problem: What does not match.
+    """
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(
+            f"store file '{path}' is damaged: {problem}. Its facts are served as text; "
+            "run 'inferscale encode' again to rebuild it"
+        )
+        self.path = path
+
+
+class StoreConflictError(StoreError):
+    """Another writer committed this user first."""
+
+
+class StoreUnwritableError(StoreError):
+    """The store's folder or bucket cannot be written."""

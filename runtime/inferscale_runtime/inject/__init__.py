@@ -1,0 +1,1 @@
+"""inject of the InferScale runtime."""

@@ -1,0 +1,1 @@
+"""prompt of the InferScale runtime."""

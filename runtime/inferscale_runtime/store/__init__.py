@@ -1,0 +1,1 @@
+"""The store: immutable data files and one atomic manifest per user."""

@@ -1,0 +1,1 @@
+"""tiers of the InferScale runtime."""
