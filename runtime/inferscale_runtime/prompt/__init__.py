@@ -1,1 +1,1 @@
-"""prompt of the InferScale runtime."""
+"""Prompt layout: ``[preamble][facts, best last][text facts][footer, client's text]`` (pure)."""
