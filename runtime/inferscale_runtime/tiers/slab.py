@@ -1,0 +1,115 @@
+"""The shared-memory files of one server: KV slab, leases and secret.
+
+The API process creates them and is the only one that writes the slab; the engine's processes map them. The
+folder is private (0700) and lies on tmpfs, so that the slab is memory.
+
+``shape.json``
+    what the slab holds: layers, heads, head_dim, dtype, number of rows.
+``slab``
+    ``[num_rows, num_layers, 2, num_kv_heads, head_dim]``; index 0 of axis 2 is K before rope, 1 is V.
+``leases``
+    ``[num_leases, 2]`` int64: generation and state. A lease keeps the segments of one request in place until
+    the engine has let the request go, also through preemption and abort.
+``secret``
+    32 random bytes, key of the capability and of the cache salt.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import secrets
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+NUM_LEASES = 65_536
+SECRET_BYTES = 32
+
+LEASE_FREE, LEASE_NEW, LEASE_ACTIVE, LEASE_DONE = 0, 1, 2, 3
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class SlabShape:
+    """Shape of the slab.
+
+    Attributes:
+        num_rows: Tokens that fit.
+        num_layers: Layers with a KV cache.
+        num_kv_heads: KV heads in all, over all ranks.
+        head_dim: Elements of one head.
+        dtype: ``float32``, ``float16`` or ``bfloat16``.
+    """
+
+    num_rows: int
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: str
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one token."""
+        elements = self.num_layers * 2 * self.num_kv_heads * self.head_dim
+        return elements * DTYPES[self.dtype].itemsize
+
+    @property
+    def tensor_shape(self) -> tuple[int, int, int, int, int]:
+        """Shape of the slab's tensor."""
+        return (self.num_rows, self.num_layers, 2, self.num_kv_heads, self.head_dim)
+
+
+def create_run_files(folder: Path, shape: SlabShape) -> None:
+    """Creates slab, leases and secret of one server.
+
+    Args:
+        folder: An existing private folder.
+        shape: Shape of the slab.
+
+    Raises:
+        OSError: When the space is not there (``/dev/shm`` too small).
+    """
+    size = shape.num_rows * shape.row_bytes
+    with open(folder / "slab", "w+b") as stream:
+        # Reserve now: a full tmpfs must be an error at start, not a SIGBUS while serving.
+        os.posix_fallocate(stream.fileno(), 0, size)
+    with open(folder / "leases", "w+b") as stream:
+        stream.truncate(NUM_LEASES * 16)
+    descriptor = os.open(folder / "secret", os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as stream:
+        stream.write(secrets.token_bytes(SECRET_BYTES))
+    # Last, by rename: whoever sees the shape sees all of it.
+    (folder / "shape.json.tmp").write_text(json.dumps(asdict(shape)))
+    os.replace(folder / "shape.json.tmp", folder / "shape.json")
+
+
+def load_shape(folder: Path) -> SlabShape | None:
+    """Shape of an existing slab, or None while there is none."""
+    try:
+        return SlabShape(**json.loads((folder / "shape.json").read_text()))
+    except FileNotFoundError:
+        return None
+
+
+def load_secret(folder: Path) -> bytes:
+    """The server's secret key, 32 bytes."""
+    return (folder / "secret").read_bytes()
+
+
+def map_slab(folder: Path, shape: SlabShape) -> torch.Tensor:
+    """Maps the slab as a tensor that shares its memory with the other processes."""
+    with open(folder / "slab", "r+b") as stream:
+        memory = mmap.mmap(stream.fileno(), shape.num_rows * shape.row_bytes)
+    flat = torch.frombuffer(memory, dtype=DTYPES[shape.dtype])
+    return flat.view(shape.tensor_shape)
+
+
+def map_leases(folder: Path) -> npt.NDArray[np.int64]:
+    """Maps the leases, ``[NUM_LEASES, 2]`` int64 (generation, state)."""
+    return np.memmap(folder / "leases", dtype=np.int64, mode="r+", shape=(NUM_LEASES, 2))
