@@ -1,0 +1,213 @@
+"""Context policies: what is read before a fact while it is encoded, by name (pure, no torch).
+
+A policy's name enters the fingerprint, so a name must mean the same selection forever; a change of
+behaviour needs a new name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from inferscale_runtime.errors import ConfigError
+from inferscale_runtime.retrieval.search import top_k
+from inferscale_runtime.store.records import Fact, Segment, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What is read before one fact.
+
+    Attributes:
+        fact_ids: In reading order, nearest last.
+        turn_ids: In reading order, nearest last.
+    """
+
+    fact_ids: tuple[str, ...] = ()
+    turn_ids: tuple[str, ...] = ()
+
+
+class ContextPolicy(Protocol):
+    """Chooses the context of a fact."""
+
+    @property
+    def name(self) -> str:
+        """The name that `parse_policy` accepts; part of the fingerprint."""
+
+    @property
+    def needs_embeddings(self) -> bool:
+        """Whether `select` must be given embeddings."""
+
+    def select(
+        self,
+        index: int,
+        facts: Sequence[Fact],
+        turns: Sequence[Turn],
+        embeddings: npt.NDArray[np.float32] | None,
+    ) -> Context:
+        """Chooses the context of ``facts[index]``.
+
+        Args:
+            index: Which fact.
+            facts: All facts of the user, in the order in which they were learnt.
+            turns: All turns of the user, in conversation order.
+            embeddings: ``[len(facts), dim]``, unit length; None unless `needs_embeddings`.
+
+        Returns:
+            The context; it never contains the fact itself.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class _NonePolicy:
+    name: str = "none"
+    needs_embeddings: bool = False
+
+    def select(
+        self,
+        index: int,
+        facts: Sequence[Fact],
+        turns: Sequence[Turn],
+        embeddings: npt.NDArray[np.float32] | None,
+    ) -> Context:
+        return Context()
+
+
+@dataclass(frozen=True, slots=True)
+class _TurnsPolicy:
+    window: int
+    needs_embeddings: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"turns:{self.window}"
+
+    def select(
+        self,
+        index: int,
+        facts: Sequence[Fact],
+        turns: Sequence[Turn],
+        embeddings: npt.NDArray[np.float32] | None,
+    ) -> Context:
+        source = facts[index].turn_id
+        at = next((i for i, turn in enumerate(turns) if turn.id == source), 0)
+        return Context(turn_ids=tuple(t.id for t in turns[max(0, at - self.window) : at]))
+
+
+@dataclass(frozen=True, slots=True)
+class _FactsPolicy:
+    count: int | None  # None: all earlier facts
+    needs_embeddings: bool = False
+
+    @property
+    def name(self) -> str:
+        return "all" if self.count is None else f"facts:{self.count}"
+
+    def select(
+        self,
+        index: int,
+        facts: Sequence[Fact],
+        turns: Sequence[Turn],
+        embeddings: npt.NDArray[np.float32] | None,
+    ) -> Context:
+        start = 0 if self.count is None else max(0, index - self.count)
+        return Context(fact_ids=tuple(fact.id for fact in facts[start:index]))
+
+
+@dataclass(frozen=True, slots=True)
+class _NeighboursPolicy:
+    count: int
+    needs_embeddings: bool = True
+
+    @property
+    def name(self) -> str:
+        return f"neighbours:{self.count}"
+
+    def select(
+        self,
+        index: int,
+        facts: Sequence[Fact],
+        turns: Sequence[Turn],
+        embeddings: npt.NDArray[np.float32] | None,
+    ) -> Context:
+        if embeddings is None or len(embeddings) != len(facts):
+            raise ConfigError(
+                f"context policy '{self.name}' needs one embedding for each fact; name an embedder"
+            )
+        # One more than needed, because the fact is usually (not always: duplicates) its own best.
+        best = top_k(embeddings[index], embeddings, self.count + 1)
+        nearest = [i for i in best if i != index][: self.count]
+        return Context(fact_ids=tuple(facts[i].id for i in reversed(nearest)))
+
+
+# Name -> how to make the policy from its number; a new policy is one class and one line here.
+_WITH_COUNT: dict[str, Callable[[int], ContextPolicy]] = {
+    "turns": _TurnsPolicy,
+    "facts": _FactsPolicy,
+    "neighbours": _NeighboursPolicy,
+}
+_PLAIN: dict[str, Callable[[], ContextPolicy]] = {
+    "none": _NonePolicy,
+    "all": lambda: _FactsPolicy(None),
+}
+
+
+def policy_names() -> tuple[str, ...]:
+    """The names that `parse_policy` accepts, with ``N`` for a whole number of at least 1."""
+    return (*_PLAIN, *(f"{name}:N" for name in _WITH_COUNT))
+
+
+def parse_policy(name: str) -> ContextPolicy:
+    """Makes the policy of a name such as ``neighbours:10``.
+
+    Args:
+        name: One of `policy_names`.
+
+    Returns:
+        The policy.
+
+    Raises:
+        ConfigError: The name is unknown or its number is wrong.
+    """
+    if name in _PLAIN:
+        return _PLAIN[name]()
+    kind, _, number = name.partition(":")
+    # One spelling a policy (no sign, no leading zero), since the name is part of the fingerprint.
+    valid = number.isascii() and number.isdecimal() and len(number) <= 6 and number[0] != "0"
+    if kind in _WITH_COUNT and valid:
+        return _WITH_COUNT[kind](int(number))
+    raise ConfigError(
+        f"unknown context policy '{name}'; use one of {', '.join(policy_names())}, "
+        "where N is a whole number from 1 to 999999"
+    )
+
+
+def affected_by(
+    deleted_fact_ids: Collection[str],
+    deleted_turn_ids: Collection[str],
+    segments: Mapping[str, Segment],
+) -> frozenset[str]:
+    """Finds the facts whose stored KV read something that was deleted or changed.
+
+    One step is enough: a segment depends on the tokens of its context, not on the KV that is stored
+    for those facts.
+
+    Args:
+        deleted_fact_ids: Facts that were deleted or changed.
+        deleted_turn_ids: Turns that were deleted or changed.
+        segments: Fact id -> segment, of one fingerprint.
+
+    Returns:
+        Ids of the dependent facts; a deleted fact is among them only if it depends on another.
+    """
+    facts, turns = frozenset(deleted_fact_ids), frozenset(deleted_turn_ids)
+    return frozenset(
+        fact_id
+        for fact_id, segment in segments.items()
+        if not facts.isdisjoint(segment.context_fact_ids)
+        or not turns.isdisjoint(segment.context_turn_ids)
+    )
