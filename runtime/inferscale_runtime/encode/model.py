@@ -1,0 +1,92 @@
+"""What encoder and server must agree on: template, preamble and fingerprint of a model folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from inferscale_runtime.config import PromptConfig
+from inferscale_runtime.errors import ConfigError
+from inferscale_runtime.fingerprint import Fingerprint
+from inferscale_runtime.prompt.template import Message, Template
+
+
+def resolve_model(model: str) -> str:
+    """Folder of a model: a local path, or a hub id through the hub's cache.
+
+    Raises:
+        ConfigError: When it is neither.
+    """
+    path = Path(model)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ConfigError(f"--model '{model}': the folder holds no config.json")
+        return str(path.resolve())
+    from huggingface_hub import snapshot_download
+
+    try:
+        return str(snapshot_download(model))
+    except Exception as error:
+        raise ConfigError(
+            f"--model '{model}': no such folder, and the hub did not give it "
+            f"({type(error).__name__}); pass a model folder"
+        ) from error
+
+
+def make_template(tokenizer: Any, prompt: PromptConfig, chat_template: str | None) -> Template:
+    """Binds a transformers tokenizer to the prompt layout.
+
+    Args:
+        tokenizer: With ``apply_chat_template`` and ``encode``.
+        prompt: Fixed texts.
+        chat_template: Overrides the tokenizer's own template.
+    """
+
+    def render(messages: list[Message], arguments: dict[str, Any]) -> str:
+        text = tokenizer.apply_chat_template(
+            messages,
+            tokenize=False,
+            chat_template=chat_template,
+            **{"add_generation_prompt": True, **arguments},
+        )
+        return str(text)
+
+    def tokenize(text: str) -> list[int]:
+        # Templates write BOS and the other special tokens as text.
+        return list(tokenizer.encode(text, add_special_tokens=False))
+
+    return Template(render, tokenize, prompt)
+
+
+def make_fingerprint(
+    vllm_config: Any,
+    digest: str,
+    preamble: tuple[int, ...],
+    prompt: PromptConfig,
+    policy: str,
+) -> Fingerprint:
+    """Builds the fingerprint from vLLM's resolved configuration.
+
+    Args:
+        vllm_config: vLLM's ``VllmConfig``.
+        digest: ``model_digest`` of the model folder.
+        preamble: Preamble tokens.
+        prompt: Fixed texts.
+        policy: Context policy.
+    """
+    model = vllm_config.model_config
+    config = model.hf_text_config
+    rope = getattr(config, "rope_parameters", None) or {}
+    return Fingerprint(
+        model_digest=digest,
+        architecture=str((model.hf_config.architectures or ["?"])[0]),
+        num_layers=model.get_num_layers(vllm_config.parallel_config),
+        num_kv_heads=model.get_total_num_kv_heads(),
+        head_dim=model.get_head_size(),
+        rope={key: rope[key] for key in sorted(rope)},
+        dtype=str(model.dtype).removeprefix("torch."),
+        quantization=model.quantization,
+        preamble_token_ids=preamble,
+        fact_format=prompt.fact_format,
+        policy=policy,
+    )
