@@ -1,7 +1,7 @@
 """What a store holds for one user, as plain immutable records (no I/O, no torch).
 
-A fact is one short memory text; a turn is one message of the conversation it came from. A segment is
-the stored KV of one fact under one fingerprint.
+A fact is one short memory text; a turn is one message of the conversation it came from. A segment
+is the stored KV of one fact under one fingerprint.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Segment:
 
     Attributes:
         fact_id: The fact.
-        key: Hex hash of everything these bytes depend on (fact tokens, ids and tokens of the context,
-            fingerprint).
+        key: Hex hash of everything these bytes depend on (fact tokens, ids and tokens of the
+            context, fingerprint).
         token_ids: The fact's prompt tokens, ``num_tokens`` long.
         context_fact_ids: Facts that were read before it while encoding.
         context_turn_ids: Turns that were read before it while encoding.

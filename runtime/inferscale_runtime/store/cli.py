@@ -1,0 +1,113 @@
+"""The command ``inferscale store``: list, show, verify and erase."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from typing import Any
+
+from inferscale_runtime.errors import ConfigError
+from inferscale_runtime.store.store import Store
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds ``store`` and its commands; each sets ``func(args) -> exit code``."""
+    parser = subparsers.add_parser("store", help="look into, check and erase stored memories")
+    commands = parser.add_subparsers(dest="store_command", required=True, metavar="COMMAND")
+
+    ls = commands.add_parser("ls", help="list users, sizes and fingerprints")
+    show = commands.add_parser("show", help="show one user without the text of the facts")
+    verify = commands.add_parser("verify", help="check every checksum; exit 1 on damage")
+    remove = commands.add_parser("rm-user", help="erase every file of one user")
+    for command in (ls, show, verify, remove):
+        command.add_argument("store", metavar="STORE", help="folder or URL of the store")
+    for command in (show, remove):
+        command.add_argument("user", metavar="USER", help="user id")
+    for command in (ls, show):
+        command.add_argument("--json", action="store_true", help="print JSON")
+    show.add_argument("--facts", action="store_true", help="print the text of the facts too")
+    verify.add_argument("--user", metavar="U", help="check this user only")
+    remove.add_argument("--yes", action="store_true", help="confirm; nothing is erased without")
+    ls.set_defaults(func=_ls)
+    show.set_defaults(func=_show)
+    verify.set_defaults(func=_verify)
+    remove.set_defaults(func=_remove)
+
+
+def _segments(counts: dict[str, int]) -> str:
+    return " ".join(f"{name[:16]}={count}" for name, count in counts.items()) or "-"
+
+
+def _ls(args: argparse.Namespace) -> int:
+    store = Store.open(args.store)
+    users, totals = list(store.user_stats()), store.stats()
+    if args.json:
+        body = {**asdict(totals), "users": [asdict(user) for user in users]}
+        print(json.dumps({**body, "fingerprints": store.fingerprints()}, indent=2))
+        return 0
+    for user in users:
+        print(
+            f"{user.user}\tversion {user.version}\tfacts {user.facts}\tturns {user.turns}\t"
+            f"bytes {user.bytes}\tsegments {_segments(user.segments)}"
+        )
+    print(
+        f"{totals.users} users, {totals.facts} facts, {totals.bytes} bytes "
+        f"({totals.garbage_bytes} unused), preambles: {' '.join(store.fingerprints()) or '-'}"
+    )
+    for path in totals.damaged:
+        print(f"damaged: {path}")
+    return 0
+
+
+def _show(args: argparse.Namespace) -> int:
+    store = Store.open(args.store)
+    memory = store.read_user(args.user)
+    if memory is None:
+        raise ConfigError(f"store '{args.store}' has no user '{args.user}'")
+    segments = {name: len(table) for name, table in memory.encodings.items()}
+    body: dict[str, Any] = {
+        "user": memory.user,
+        "version": memory.version,
+        "facts": len(memory.facts),
+        "turns": len(memory.turns),
+        "embedder": memory.embedder,
+        "embedding_dim": memory.embeddings.shape[1],
+        "segments": segments,
+        "tokens": {
+            name: sum(segment.num_tokens for segment in table.values())
+            for name, table in memory.encodings.items()
+        },
+    }
+    if args.facts:
+        body["fact_list"] = [asdict(fact) for fact in memory.facts]
+    if args.json:
+        print(json.dumps(body, indent=2, ensure_ascii=False))
+        return 0
+    for name in ("user", "version", "facts", "turns", "embedder", "embedding_dim"):
+        print(f"{name}: {body[name]}")
+    for name, count in segments.items():
+        print(f"fingerprint {name}: {count} segments, {body['tokens'][name]} tokens")
+    if args.facts:
+        for fact in memory.facts:
+            print(f"{fact.id}\t{fact.text}")
+    return 0
+
+
+def _verify(args: argparse.Namespace) -> int:
+    problems = Store.open(args.store).verify(args.user)
+    for problem in problems:
+        print(problem)
+    print(f"{len(problems)} problems" if problems else "no problems")
+    return 1 if problems else 0
+
+
+def _remove(args: argparse.Namespace) -> int:
+    store = Store.open(args.store)
+    if not args.yes:
+        raise ConfigError(f"this erases user '{args.user}' for good. Add --yes to confirm")
+    gone = store.remove_user(args.user)
+    if not gone["files"]:
+        raise ConfigError(f"store '{args.store}' has no user '{args.user}'")
+    print(f"erased {gone['files']} files, {gone['bytes']} bytes")
+    return 0

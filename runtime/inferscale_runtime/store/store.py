@@ -1,0 +1,238 @@
+"""The store's public face: one object for one store root."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from pydantic import JsonValue
+
+from inferscale_runtime.errors import ConfigError, DamagedStoreError, StoreFormatError
+from inferscale_runtime.store import reader, verify, writer
+from inferscale_runtime.store.files import StoreFiles
+from inferscale_runtime.store.manifest import (
+    LOCK,
+    MANIFEST,
+    MARKER,
+    PREAMBLES,
+    USERS,
+    Preamble,
+    check_fingerprint,
+    check_marker,
+    marker,
+    seal,
+    user_folder,
+)
+from inferscale_runtime.store.records import Segment, UserMemory
+from inferscale_runtime.store.verify import StoreStats, UserStats
+from inferscale_runtime.store.writer import NewSegment
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["NewSegment", "Store", "StoreStats", "UserStats"]
+
+_LOG = logging.getLogger(__name__)
+
+
+class Store:
+    """A store of users' memories; made by :meth:`open`.
+
+    Safe for use by threads. Local stores also allow any number of writing processes; on object
+    storage a user must have one writer at a time.
+    """
+
+    def __init__(self, files: StoreFiles) -> None:
+        self._files = files
+
+    @property
+    def url(self) -> str:
+        """The URL that the store was opened with."""
+        return self._files.url
+
+    @classmethod
+    def open(cls, url: str, *, create: bool = False) -> Store:
+        """Opens a store.
+
+        Args:
+            url: A local folder or any fsspec URL.
+            create: Make a store there when there is none.
+
+        Raises:
+            StoreFormatError: If it is no store or a newer release wrote it.
+            StoreUnwritableError: If it cannot be created.
+        """
+        files = StoreFiles(url)
+        try:
+            check_marker(files.read(MARKER), url)
+        except FileNotFoundError as exc:
+            if not create:
+                raise StoreFormatError(
+                    f"'{url}' is no store: it has no {MARKER}. Check the path, or run "
+                    "'inferscale encode' to make one"
+                ) from exc
+            files.write(MARKER, [marker()])
+        return cls(files)
+
+    def users(self) -> Iterator[str]:
+        """Yields the user ids; a damaged manifest is logged and left out (``verify`` names it)."""
+        for stats in self.user_stats():
+            yield stats.user
+
+    def user_stats(self) -> Iterator[UserStats]:
+        """Yields the sizes of each user, from the manifests alone."""
+        for name in self._files.list_folders(USERS):
+            try:
+                manifest = reader.load_manifest(self._files, f"{USERS}/{name}")
+            except DamagedStoreError as exc:
+                _LOG.warning("%s", exc)
+                continue
+            if manifest:
+                yield verify.stats_of(manifest)
+
+    def manifest_version(self, user: str) -> int:
+        """Returns a user's version, 0 for an unknown user; reads one small file.
+
+        Raises:
+            DamagedStoreError: If the manifest is damaged.
+        """
+        manifest = reader.load_manifest(self._files, user_folder(user))
+        return manifest.version if manifest else 0
+
+    def read_user(self, user: str) -> UserMemory | None:
+        """Returns a user's newest version, None for an unknown user.
+
+        A damaged index is logged and its fingerprint left out of ``encodings``.
+
+        Raises:
+            DamagedStoreError: If the manifest, the facts or the turns are damaged.
+        """
+        return reader.read_user(self._files, user)
+
+    def commit_user(
+        self, memory: UserMemory, new_segments: Mapping[str, Sequence[NewSegment]]
+    ) -> UserMemory:
+        """Writes a user's next version.
+
+        Facts, turns and embeddings replace the stored ones. Segments in ``memory.encodings`` are
+        kept, except those of facts that are gone or newly encoded; files with more dead than live
+        rows are rewritten.
+
+        Args:
+            memory: The content; its ``version`` is the one that it was made from.
+            new_segments: Fingerprint -> segments to add, in any order.
+
+        Returns:
+            The memory as committed.
+
+        Raises:
+            StoreConflictError: If another writer committed this user since ``memory.version``.
+            StoreUnwritableError: If the store cannot be written; the old version stays.
+            ConfigError: If a limit is passed or a segment does not fit.
+        """
+        return writer.commit_user(self._files, memory, new_segments)
+
+    def read_segments(
+        self, user: str, segments: Sequence[Segment]
+    ) -> list[torch.Tensor | DamagedStoreError]:
+        """Returns each segment's KV ``[num_tokens, num_layers, 2, num_kv_heads, head_dim]``.
+
+        Only the rows of the segments are read. A segment whose file is missing or whose bytes
+        changed gives the error in its place.
+        """
+        return reader.read_segments(self._files, user, segments)
+
+    def write_preamble(
+        self,
+        fingerprint: str,
+        fields: Mapping[str, JsonValue],
+        token_ids: Sequence[int],
+        kv: torch.Tensor,
+    ) -> None:
+        """Writes or replaces a fingerprint's preamble.
+
+        Raises:
+            ConfigError: If the KV does not have one row a token, or a field has no JSON form.
+            StoreUnwritableError: If the store cannot be written.
+        """
+        from inferscale_runtime.store.tensors import layout_of, to_buffer  # See the reader.
+
+        check_fingerprint(fingerprint)
+        layout, data = layout_of([kv], [len(token_ids)]), to_buffer(kv)
+        with self._files.lock(PREAMBLES):
+            ref = writer.put_kv(self._files, PREAMBLES, fingerprint, layout, lambda: [data])
+            record = Preamble(
+                fingerprint=fingerprint, fields=dict(fields), token_ids=tuple(token_ids), data=ref
+            )
+            name = f"{fingerprint}.json"
+            self._files.write(f"{PREAMBLES}/{name}", [seal(record)])
+            writer.remove_garbage(self._files, PREAMBLES, {ref.name}, f"{fingerprint}-")
+
+    def read_preamble(
+        self, fingerprint: str
+    ) -> tuple[dict[str, JsonValue], tuple[int, ...], torch.Tensor] | None:
+        """Returns fields, token ids and KV of a preamble, None when there is none.
+
+        Raises:
+            DamagedStoreError: If one of its files is missing or changed.
+        """
+        record = reader.load_preamble(self._files, check_fingerprint(fingerprint))
+        if record is None:
+            return None
+        return record.fields, record.token_ids, reader.read_preamble_kv(self._files, record)
+
+    def fingerprints(self) -> list[str]:
+        """Returns the fingerprints that have a preamble, sorted."""
+        names = self._files.list_files(PREAMBLES)
+        return sorted(n.removesuffix(".json") for n in names if n.endswith(".json"))
+
+    def remove_user(self, user: str) -> dict[str, int]:
+        """Deletes every file of a user, leftovers of interrupted writes included.
+
+        Returns:
+            ``{"files": number, "bytes": sum}`` of what was deleted, zeros for an unknown user.
+
+        Raises:
+            StoreUnwritableError: If a file cannot be deleted; calling again continues.
+        """
+        folder = user_folder(user)
+        if not self._files.list_files(folder):
+            return {"files": 0, "bytes": 0}
+        with self._files.lock(folder):
+            sizes = self._files.list_files(folder)
+            sizes.pop(LOCK, None)
+            # The manifest goes first: readers see the whole user or none.
+            for name in sorted(sizes, key=lambda name: name != MANIFEST):
+                self._files.remove(f"{folder}/{name}")
+            if self._files.local:
+                self._files.remove(f"{folder}/{LOCK}")
+                self._files.remove_folder(folder)
+                self._files.sync_folder(USERS)
+        return {"files": len(sizes), "bytes": sum(sizes.values())}
+
+    def verify(self, user: str | None = None) -> list[str]:
+        """Reads every byte that the manifests refer to and checks it.
+
+        Args:
+            user: Check this user only, without the preambles.
+
+        Returns:
+            One line for each damaged file or segment, naming it; empty when all is well.
+
+        Raises:
+            ConfigError: If there is no such user.
+        """
+        if user is not None:
+            folder = user_folder(user)
+            if MANIFEST not in self._files.list_files(folder):
+                raise ConfigError(f"store '{self.url}' has no user '{user}'")
+            return verify.verify_user(self._files, folder)
+        problems = verify.verify_preambles(self._files)
+        for name in self._files.list_folders(USERS):
+            problems += verify.verify_user(self._files, f"{USERS}/{name}")
+        return problems
+
+    def stats(self) -> StoreStats:
+        """Returns users, facts, bytes and segments of the whole store."""
+        return verify.store_stats(self._files)

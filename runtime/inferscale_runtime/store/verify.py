@@ -1,0 +1,178 @@
+"""Checking every byte of a store and counting what it holds."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from inferscale_runtime.errors import DamagedStoreError
+from inferscale_runtime.store import tables
+from inferscale_runtime.store.files import StoreFiles
+from inferscale_runtime.store.kvfile import read_layout
+from inferscale_runtime.store.manifest import LOCK, MANIFEST, PREAMBLES, USERS, FileRef, Manifest
+from inferscale_runtime.store.reader import load_manifest, load_preamble, read_checked, read_table
+from inferscale_runtime.store.records import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class UserStats:
+    """Sizes of one user, taken from the manifest alone.
+
+    Attributes:
+        user: The user id.
+        version: Version of the manifest.
+        facts: Number of facts.
+        turns: Number of turns.
+        bytes: Bytes of the data files.
+        segments: Fingerprint -> number of encoded facts.
+    """
+
+    user: str
+    version: int
+    facts: int
+    turns: int
+    bytes: int
+    segments: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """Sizes of a store.
+
+    Attributes:
+        users: Users whose manifest is readable.
+        facts: Their facts.
+        bytes: Bytes of all files, garbage included.
+        garbage_bytes: Bytes of users' files that no manifest refers to.
+        segments: Fingerprint -> number of encoded facts.
+        damaged: Manifests that are not readable.
+    """
+
+    users: int = 0
+    facts: int = 0
+    bytes: int = 0
+    garbage_bytes: int = 0
+    segments: dict[str, int] = field(default_factory=dict)
+    damaged: tuple[str, ...] = ()
+
+
+def stats_of(manifest: Manifest) -> UserStats:
+    """Returns the sizes that a manifest tells."""
+    return UserStats(
+        manifest.user,
+        manifest.version,
+        manifest.facts.rows,
+        manifest.turns.rows,
+        # Two tables with equal content are one file.
+        sum({ref.name: ref.bytes for ref in manifest.refs()}.values()),
+        {fingerprint: ref.rows for fingerprint, ref in manifest.encodings.items()},
+    )
+
+
+def store_stats(files: StoreFiles) -> StoreStats:
+    """Counts a whole store by its manifests and listings."""
+    users = facts = garbage = 0
+    total = sum(files.list_files("").values()) + sum(files.list_files(PREAMBLES).values())
+    segments: Counter[str] = Counter()
+    damaged = []
+    for name in files.list_folders(USERS):
+        folder = f"{USERS}/{name}"
+        sizes = files.list_files(folder)
+        total += sum(sizes.values())
+        try:
+            manifest = load_manifest(files, folder)
+        except DamagedStoreError as exc:
+            damaged.append(exc.path)
+            continue
+        keep = {MANIFEST, LOCK} | ({r.name for r in manifest.refs()} if manifest else set())
+        garbage += sum(size for file, size in sizes.items() if file not in keep)
+        if manifest:
+            users += 1
+            facts += manifest.facts.rows
+            segments.update(stats_of(manifest).segments)
+    return StoreStats(users, facts, total, garbage, dict(segments), tuple(damaged))
+
+
+def verify_preambles(files: StoreFiles) -> list[str]:
+    """Returns one line for each damaged file of the preambles."""
+    problems = []
+    for name in sorted(files.list_files(PREAMBLES)):
+        if not name.endswith(".json"):
+            continue
+        try:
+            record = load_preamble(files, name.removesuffix(".json"))
+            if record:
+                problems += _check_kv(files, PREAMBLES, record.data)
+        except DamagedStoreError as exc:
+            problems.append(str(exc))
+    return problems
+
+
+def verify_user(files: StoreFiles, folder: str) -> list[str]:
+    """Returns one line for each damaged file and segment in a user's folder."""
+    try:
+        manifest = load_manifest(files, folder)
+    except DamagedStoreError as exc:
+        return [str(exc)]
+    if manifest is None:
+        return []
+    problems = []
+    by_file: dict[str, list[Segment]] = defaultdict(list)
+    fact_ids: set[str] | None = None
+    try:
+        facts, _ = read_table(files, folder, manifest.facts, tables.facts_from_bytes)
+        fact_ids = {fact.id for fact in facts}
+    except DamagedStoreError as exc:
+        problems.append(str(exc))
+    try:
+        read_table(files, folder, manifest.turns, tables.turns_from_bytes)
+    except DamagedStoreError as exc:
+        problems.append(str(exc))
+    for ref in manifest.encodings.values():
+        try:
+            table = read_table(files, folder, ref, tables.index_from_bytes)
+        except DamagedStoreError as exc:
+            problems.append(str(exc))
+            continue
+        for segment in table.values():
+            by_file[segment.file].append(segment)
+            if fact_ids is not None and segment.fact_id not in fact_ids:
+                path = f"{folder}/{ref.name}"
+                problems.append(str(DamagedStoreError(path, f"no fact '{segment.fact_id}'")))
+    known = {ref.name for ref in manifest.kv}
+    for name in by_file.keys() - known:
+        problems.append(str(DamagedStoreError(f"{folder}/{name}", "the manifest lacks it")))
+    for ref in manifest.kv:
+        problems += _check_kv(files, folder, ref)
+        problems += _check_segments(files, f"{folder}/{ref.name}", by_file[ref.name])
+    return problems
+
+
+def _check_kv(files: StoreFiles, folder: str, ref: FileRef) -> list[str]:
+    path = f"{folder}/{ref.name}"
+    digest = hashlib.sha256()
+    try:
+        for chunk in files.chunks(path):
+            digest.update(chunk)
+        if digest.hexdigest() != ref.sha256:
+            raise DamagedStoreError(path, "its sha256 does not match")
+        if read_layout(files, path).rows != ref.rows:
+            raise DamagedStoreError(path, f"it does not have {ref.rows} rows")
+    except FileNotFoundError:
+        return [str(DamagedStoreError(path, "it is missing"))]
+    except DamagedStoreError as exc:
+        return [str(exc)]
+    return []
+
+
+def _check_segments(files: StoreFiles, path: str, segments: list[Segment]) -> Iterator[str]:
+    try:
+        layout = read_layout(files, path)
+    except DamagedStoreError:
+        return  # The file's own line is enough.
+    for segment in segments:  # One at a time, as a file may be larger than memory.
+        part = read_checked(files, path, layout, [segment])[0]
+        if isinstance(part, DamagedStoreError):
+            yield str(part)
