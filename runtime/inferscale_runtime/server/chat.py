@@ -1,0 +1,197 @@
+"""``POST /v1/chat/completions``: the stock handler with a planned prompt.
+
+Everything that is not memory (tools, streaming, logprobs, reasoning) stays with vLLM's handler, which takes
+the prompt's token ids from ``kv_transfer_params.prompt_token_ids``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.responses import JSONResponse, StreamingResponse
+from vllm.entrypoints.openai.chat_completion.protocol import (
+    ChatCompletionRequest,
+    ChatCompletionResponse,
+)
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.entrypoints.serve.utils.api_utils import (
+    load_aware_call,
+    validate_json_request,
+    with_cancellation,
+)
+from vllm.entrypoints.serve.utils.sse_keep_alive import with_sse_keep_alive
+
+from inferscale_runtime.errors import StoreError
+from inferscale_runtime.prompt.template import Message
+from inferscale_runtime.server.options import MemoryOptions
+from inferscale_runtime.server.service import MemoryService, Prepared, UnknownUserError
+
+
+class MemoryChatRequest(ChatCompletionRequest):
+    """vLLM's chat request with a ``memory`` object."""
+
+    memory: MemoryOptions | None = None
+
+
+def error_response(message: str, param: str, status: HTTPStatus) -> JSONResponse:
+    """An error in OpenAI's form."""
+    kind = "NotFoundError" if status == HTTPStatus.NOT_FOUND else "BadRequestError"
+    body = {"message": message, "type": kind, "param": param, "code": status.value}
+    return JSONResponse({"error": body}, status_code=status.value)
+
+
+def text_messages(messages: list[Any]) -> list[Message]:
+    """Messages with their text parts joined.
+
+    Raises:
+        ValueError: For images and the like.
+    """
+    result: list[Message] = []
+    for item in messages:
+        message: Message = dict(item) if isinstance(item, dict) else item.model_dump()
+        content = message.get("content")
+        if content is not None and not isinstance(content, str):
+            parts = []
+            for part in content:
+                if not isinstance(part, dict) or part.get("type") not in ("text", None):
+                    raise ValueError("messages")
+                parts.append(str(part.get("text", "")))
+            message["content"] = "".join(parts)
+        result.append({key: value for key, value in message.items() if value is not None})
+    return result
+
+
+def template_arguments(request: ChatCompletionRequest) -> dict[str, Any]:
+    """Chat template arguments of a request."""
+    arguments: dict[str, Any] = dict(request.chat_template_kwargs or {})
+    arguments["add_generation_prompt"] = request.add_generation_prompt
+    if request.continue_final_message:
+        arguments["continue_final_message"] = True
+    if request.tools and request.tool_choice != "none":
+        arguments["tools"] = [tool.model_dump() for tool in request.tools]
+    if request.documents:
+        arguments["documents"] = request.documents
+    return arguments
+
+
+def refuse(request: MemoryChatRequest) -> JSONResponse | None:
+    """Combinations that cannot work with memory."""
+    for field in ("echo", "chat_template"):
+        if getattr(request, field, None):
+            return error_response(
+                f"field '{field}': it cannot be combined with 'memory'; leave one of them out",
+                field,
+                HTTPStatus.BAD_REQUEST,
+            )
+    return None
+
+
+def blocked_reason(request: MemoryChatRequest) -> str | None:
+    """Request options under which vLLM ignores computed tokens."""
+    if request.prompt_logprobs is not None:
+        return "prompt_logprobs"
+    if getattr(request, "use_beam_search", False):
+        return "beam_search"
+    return None
+
+
+async def stream_with_usage(
+    generator: AsyncGenerator[str, None], service: MemoryService, prepared: Prepared
+) -> AsyncGenerator[str, None]:
+    """Adds ``usage.memory`` to the chunks that carry usage and ends the lease at the end."""
+    usage = prepared.usage.as_dict()
+    try:
+        async for chunk in generator:
+            if '"usage":{' in chunk and chunk.startswith("data: {"):
+                body = json.loads(chunk[len("data: ") :])
+                if isinstance(body.get("usage"), dict):
+                    body["usage"]["memory"] = usage
+                    chunk = f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
+            yield chunk
+    finally:
+        service.end(prepared)
+
+
+async def _prepare(
+    service: MemoryService, request: MemoryChatRequest, options: MemoryOptions
+) -> Prepared | JSONResponse:
+    refused = refuse(request)
+    if refused is not None:
+        return refused
+    try:
+        messages = text_messages(list(request.messages))
+    except ValueError:
+        return error_response(
+            "field 'messages': only text can be combined with 'memory'; send media without it",
+            "messages",
+            HTTPStatus.BAD_REQUEST,
+        )
+    request.messages = messages  # a one-shot iterator may have been consumed
+    try:
+        return await service.prepare(
+            options, messages, template_arguments(request), blocked_reason(request)
+        )
+    except UnknownUserError:
+        return error_response(
+            "field 'memory.user': no memory of this user is stored; write facts first",
+            "memory.user",
+            HTTPStatus.NOT_FOUND,
+        )
+    except StoreError:
+        return error_response(
+            "field 'memory.user': the memory of this user cannot be read; see 'inferscale store "
+            "verify'",
+            "memory.user",
+            HTTPStatus.INTERNAL_SERVER_ERROR,
+        )
+
+
+def attach_chat(app: FastAPI) -> None:
+    """Replaces the stock route."""
+
+    @app.post("/v1/chat/completions", dependencies=[Depends(validate_json_request)])
+    @with_cancellation
+    @load_aware_call
+    async def create_chat_completion(request: MemoryChatRequest, raw_request: Request) -> Any:
+        service: MemoryService = raw_request.app.state.inferscale_memory
+        handler = raw_request.app.state.openai_serving_chat
+        options, request.memory = request.memory, None
+        prepared: Prepared | None = None
+        if options is not None:
+            outcome = await _prepare(service, request, options)
+            if isinstance(outcome, JSONResponse):
+                return outcome
+            prepared = outcome
+            request.cache_salt = prepared.salt
+            if prepared.token_ids is not None:
+                request.kv_transfer_params = {
+                    "prompt_token_ids": prepared.token_ids,
+                    **prepared.params,
+                }
+        streaming = False
+        try:
+            result = await handler.create_chat_completion(request, raw_request)
+            if isinstance(result, ErrorResponse):
+                return JSONResponse(result.model_dump(), status_code=result.error.code)
+            if isinstance(result, ChatCompletionResponse):
+                body = result.model_dump()
+                if prepared is not None:
+                    body["usage"]["memory"] = prepared.usage.as_dict()
+                return JSONResponse(body)
+            streaming = True
+        finally:
+            if prepared is not None and not streaming:
+                service.end(prepared)
+        headers = {}
+        if prepared is not None:
+            headers["x-inferscale-memory"] = json.dumps(prepared.usage.as_dict())
+            result = stream_with_usage(result, service, prepared)
+        arguments = getattr(raw_request.app.state, "args", None)
+        interval = float(getattr(arguments, "sse_keep_alive_interval", 0))
+        return StreamingResponse(
+            with_sse_keep_alive(result, interval), media_type="text/event-stream", headers=headers
+        )

@@ -1,0 +1,104 @@
+"""``inferscale serve``: the stock vLLM server with both plugins.
+
+The command becomes the server process (``exec``), so signals and exit codes are vLLM's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from inferscale_runtime.config import RuntimeConfig
+from inferscale_runtime.encode.cli import base_config
+from inferscale_runtime.errors import ConfigError
+
+PLUGINS = ("inferscale_connector", "inferscale_memory")
+
+
+def register(subparsers: Any) -> None:
+    """Adds the command."""
+    serve = subparsers.add_parser(
+        "serve",
+        help="serve a model with injected memory (stock vLLM server plus two plugins)",
+        description="Arguments after -- go to vLLM's server as they are.",
+    )
+    serve.add_argument("--model", required=True, help="model folder or hub id")
+    serve.add_argument("--store", help="folder or fsspec URL made by 'inferscale encode'")
+    serve.add_argument("--config", help="RuntimeConfig as JSON")
+    serve.add_argument("--host", default="127.0.0.1")
+    serve.add_argument("--port", type=int, default=8000)
+    serve.add_argument("--dtype", default="auto", help="vLLM dtype; as in 'inferscale encode'")
+    serve.add_argument("--served-model-name", help="model name in requests")
+    serve.add_argument("--dram-bytes", type=int, help="size of the DRAM arena")
+    serve.add_argument("--run-root", default="/dev/shm", help="tmpfs folder for the arena")
+    serve.add_argument("vllm_args", nargs=argparse.REMAINDER, help="-- and vLLM arguments")
+    serve.set_defaults(func=run_serve)
+
+
+def make_run_dir(root: Path) -> Path:
+    """Makes a private folder and removes those of servers that are gone.
+
+    A server holds a lock in its folder for as long as it lives, however it dies.
+    """
+    if not root.is_dir():
+        raise ConfigError(f"--run-root '{root}': no such folder; name a tmpfs folder")
+    for folder in root.glob("inferscale-*"):
+        try:
+            with open(folder / "lock", "r+b") as stream:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            continue  # alive, or another user's
+    folder = root / f"inferscale-{secrets.token_hex(8)}"
+    folder.mkdir(mode=0o700)
+    descriptor = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    os.set_inheritable(descriptor, True)
+    return folder
+
+
+def build_command(arguments: argparse.Namespace, config: RuntimeConfig) -> list[str]:
+    """The server's command line."""
+    transfer = {
+        "kv_connector": "InferScaleConnector",
+        "kv_role": "kv_consumer",
+        "kv_connector_extra_config": {"inferscale": config.model_dump(mode="json")},
+    }
+    # The module, not the `vllm` command: the CPU distribution's command cannot find its own metadata.
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    command += ["--model", arguments.model, "--host", arguments.host, "--port", str(arguments.port)]
+    command += ["--dtype", arguments.dtype, "--kv-transfer-config", json.dumps(transfer)]
+    if arguments.served_model_name:
+        command += ["--served-model-name", arguments.served_model_name]
+    rest = list(arguments.vllm_args)
+    return command + (rest[1:] if rest[:1] == ["--"] else rest)
+
+
+def run_serve(arguments: argparse.Namespace) -> int:
+    """Checks what can be checked early, then becomes the server."""
+    config = base_config(arguments)
+    from inferscale_runtime.store.store import Store
+
+    Store.open(config.store)
+    tiers: dict[str, Any] = {}
+    if arguments.dram_bytes is not None:
+        if arguments.dram_bytes < 1 << 20:
+            raise ConfigError(f"--dram-bytes {arguments.dram_bytes}: at least 1048576")
+        tiers["dram_bytes"] = arguments.dram_bytes
+    run_dir = make_run_dir(Path(arguments.run_root))
+    config = config.model_copy(
+        update={"run_dir": str(run_dir), "tiers": config.tiers.model_copy(update=tiers)}
+    )
+    environment = dict(os.environ)
+    others = [name for name in environment.get("VLLM_PLUGINS", "").split(",") if name]
+    environment["VLLM_PLUGINS"] = ",".join(dict.fromkeys([*others, *PLUGINS]))
+    command = build_command(arguments, config)
+    sys.stdout.flush()
+    os.execve(command[0], command, environment)

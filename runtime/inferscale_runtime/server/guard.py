@@ -1,0 +1,85 @@
+"""Refuses request fields that only this server may set.
+
+``kv_transfer_params`` could name other users' segments and ``cache_salt`` could aim at their prefix-cache blocks,
+so neither is taken from a client on any route. Pure ASGI: the body is read once and handed on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from http import HTTPStatus
+from typing import Any
+
+from inferscale_runtime.server.chat import error_response
+
+FORBIDDEN = ("kv_transfer_params", "cache_salt")
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+def forbidden_field(body: bytes) -> str | None:
+    """Name of the first forbidden field in a JSON body, looked for in nested request objects too.
+
+    Args:
+        body: Raw request body; anything that is not JSON is left to the route.
+    """
+    if not any(name.encode() in body for name in FORBIDDEN) and b"\\u" not in body:
+        return None
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict):
+        return None
+    for name in FORBIDDEN:
+        if value.get(name) is not None:
+            return name
+        for outer in ("vllm_xargs", "extra_args", "sampling_params"):
+            inner = value.get(outer)
+            if isinstance(inner, dict) and _holds(inner, name):
+                return f"{outer}.{name}"
+    return None
+
+
+def _holds(value: dict[str, Any], name: str) -> bool:
+    if value.get(name) is not None:
+        return True
+    return any(isinstance(inner, dict) and _holds(inner, name) for inner in value.values())
+
+
+class FieldGuard:
+    """ASGI middleware."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Checks POST bodies and passes everything else through."""
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        messages: list[MutableMapping[str, Any]] = []
+        body = b""
+        while True:
+            message = await receive()
+            messages.append(message)
+            body += message.get("body", b"")
+            if message["type"] != "http.request" or not message.get("more_body"):
+                break
+        field = forbidden_field(body)
+        if field is not None:
+            response = error_response(
+                f"field '{field}': it is set by the server and not accepted from clients; leave it "
+                "out and name the user in 'memory'",
+                field,
+                HTTPStatus.BAD_REQUEST,
+            )
+            await response(scope, receive, send)
+            return
+
+        async def replay() -> MutableMapping[str, Any]:
+            return messages.pop(0) if messages else await receive()
+
+        await self._app(scope, replay, send)

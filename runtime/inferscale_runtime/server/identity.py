@@ -1,0 +1,78 @@
+"""Which encodings of a store belong to the model that this server runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+
+from inferscale_runtime.config import PromptConfig, RuntimeConfig
+from inferscale_runtime.encode.model import make_fingerprint, make_template
+from inferscale_runtime.errors import DamagedStoreError
+from inferscale_runtime.prompt.template import Preamble, Template
+from inferscale_runtime.store.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Template and fingerprint in use.
+
+    Attributes:
+        template: With the prompt texts that the store was encoded with.
+        preamble: Tokens before the first fact.
+        fingerprint: Digest, or ``""`` when the store has no encoding for this model.
+        preamble_kv: ``[num_tokens, num_layers, 2, num_kv_heads, head_dim]``, or None.
+        reason: Why nothing can be injected, or None.
+    """
+
+    template: Template
+    preamble: Preamble
+    fingerprint: str
+    preamble_kv: torch.Tensor | None
+    reason: str | None
+
+
+def find_identity(
+    store: Store,
+    config: RuntimeConfig,
+    vllm_config: Any,
+    digest: str,
+    tokenizer: Any,
+    chat_template: str | None,
+) -> Identity:
+    """Finds the store's encoding for this model by computing the fingerprint anew.
+
+    The prompt texts and the policy come from the store, everything else from the running model; only an
+    equal digest is accepted. Of several, the one with the configured policy wins.
+    """
+    found: list[Identity] = []
+    reason = "not_encoded"
+    for name in sorted(store.fingerprints()):
+        reason = "fingerprint_mismatch" if reason == "not_encoded" else reason
+        try:
+            stored = store.read_preamble(name)
+        except DamagedStoreError:
+            reason = "preamble_damaged"
+            continue
+        if stored is None:
+            continue
+        fields, token_ids, kv = stored
+        try:
+            prompt = PromptConfig.model_validate(fields.get("prompt"))
+        except ValidationError:
+            continue
+        template = make_template(tokenizer, prompt, chat_template)
+        preamble = template.preamble()
+        policy = str(fields.get("policy"))
+        own = make_fingerprint(vllm_config, digest, preamble.token_ids, prompt, policy)
+        if own.digest == name and tuple(token_ids) == preamble.token_ids:
+            identity = Identity(template, preamble, name, kv, None)
+            if policy == config.encoding.policy:
+                return identity
+            found.append(identity)
+    if found:
+        return found[0]
+    template = make_template(tokenizer, config.prompt, chat_template)
+    return Identity(template, template.preamble(), "", None, reason)

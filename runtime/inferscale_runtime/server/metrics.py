@@ -1,0 +1,33 @@
+"""Metrics of the API process; they appear on vLLM's own ``/metrics``. No user id and no text in labels."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge, Histogram
+
+REQUESTS = Counter(
+    "inferscale_requests_total",
+    "Chat requests with memory, by the mode they were served in and why not injected.",
+    ["mode", "reason"],
+)
+INJECTED_TOKENS = Counter(
+    "inferscale_injected_tokens_total", "Prompt tokens whose KV was planned for injection."
+)
+UNUSABLE_SEGMENTS = Counter(
+    "inferscale_unusable_segments_total",
+    "Retrieved facts that went as text, by reason (missing, damaged, timeout, full).",
+    ["reason"],
+)
+PLAN_SECONDS = Histogram(
+    "inferscale_plan_seconds",
+    "Retrieval, staging and prompt planning of one request.",
+    buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5),
+)
+STAGING_SECONDS = Histogram(
+    "inferscale_staging_seconds",
+    "Reading one request's missing segments from the store into the DRAM arena.",
+    buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30),
+)
+ARENA_USED_BYTES = Gauge("inferscale_dram_arena_used_bytes", "Bytes of resident segments.")
+ARENA_PINNED_BYTES = Gauge("inferscale_dram_arena_pinned_bytes", "Bytes that requests hold.")
+ARENA_BUDGET_BYTES = Gauge("inferscale_dram_arena_budget_bytes", "Size of the DRAM arena.")
+EVICTIONS = Gauge("inferscale_dram_arena_evictions", "Segments evicted since the start.")

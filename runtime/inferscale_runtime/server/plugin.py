@@ -1,0 +1,114 @@
+"""Endpoint plugin: vLLM calls it in the API process (``vllm.endpoint_plugins``)."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import shutil
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+
+from inferscale_runtime import __version__
+from inferscale_runtime.config import RuntimeConfig
+from inferscale_runtime.encode.model import resolve_model
+from inferscale_runtime.fingerprint import model_digest
+from inferscale_runtime.retrieval.embedder import load_embedder
+from inferscale_runtime.server import metrics
+from inferscale_runtime.server.chat import attach_chat
+from inferscale_runtime.server.guard import FieldGuard
+from inferscale_runtime.server.identity import find_identity
+from inferscale_runtime.server.service import MemoryService
+from inferscale_runtime.store.store import Store
+from inferscale_runtime.tiers.arena import Arena
+from inferscale_runtime.tiers.slab import (
+    SlabShape,
+    create_run_files,
+    load_secret,
+    map_leases,
+    map_slab,
+)
+
+REFRESH_SECONDS = 10.0
+"""How often a server without a usable encoding looks for one (arbitrary)."""
+
+
+class MemoryEndpointPlugin:
+    """Adds memory to the stock API server."""
+
+    name = "inferscale_memory"
+    required_tasks = ("generate",)
+
+    def attach_router(self, app: FastAPI) -> None:
+        """Replaces the chat route, guards the others, adds the status route."""
+        attach_chat(app)
+        app.add_middleware(FieldGuard)
+
+        @app.get("/inferscale/v1/status")
+        async def status(raw_request: Request) -> dict[str, Any]:
+            service: MemoryService = raw_request.app.state.inferscale_memory
+            return {
+                "version": __version__,
+                "fingerprint": service.identity.fingerprint or None,
+                "reason": service.identity.reason,
+            }
+
+    async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
+        """Opens the store, makes the arena and finds the encoding for the running model."""
+        if engine_client is None:
+            return
+        vllm_config = engine_client.vllm_config
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        config = RuntimeConfig.model_validate(extra["inferscale"])
+        tokenizer = state.openai_serving_chat.renderer.tokenizer
+        template = getattr(state.openai_serving_chat.online_renderer, "chat_template", None)
+        service, find = await asyncio.to_thread(
+            _build_service, config, vllm_config, tokenizer, template
+        )
+        state.inferscale_memory = service
+        atexit.register(shutil.rmtree, config.run_dir, ignore_errors=True)
+        if service.identity.reason is not None:
+            state.inferscale_refresh = asyncio.create_task(_refresh(service, find))
+
+
+def _build_service(
+    config: RuntimeConfig, vllm_config: Any, tokenizer: Any, chat_template: str | None
+) -> tuple[MemoryService, Any]:
+    store = Store.open(config.store)
+    model = vllm_config.model_config
+    digest = model_digest(resolve_model(model.model))
+    one_row = SlabShape(
+        1,
+        model.get_num_layers(vllm_config.parallel_config),
+        model.get_total_num_kv_heads(),
+        model.get_head_size(),
+        str(model.dtype).removeprefix("torch."),
+    )
+    rows = max(1, config.tiers.dram_bytes // one_row.row_bytes)
+    shape = SlabShape(
+        rows, one_row.num_layers, one_row.num_kv_heads, one_row.head_dim, one_row.dtype
+    )
+    folder = Path(config.run_dir)
+    create_run_files(folder, shape)
+    arena = Arena(map_slab(folder, shape), map_leases(folder))
+    metrics.ARENA_BUDGET_BYTES.set(rows * shape.row_bytes)
+    metrics.ARENA_USED_BYTES.set_function(lambda: arena.used_rows * shape.row_bytes)
+    metrics.ARENA_PINNED_BYTES.set_function(lambda: arena.pinned_rows * shape.row_bytes)
+    metrics.EVICTIONS.set_function(lambda: arena.evictions)
+
+    def find() -> Any:
+        return find_identity(store, config, vllm_config, digest, tokenizer, chat_template)
+
+    embedder = load_embedder(config.encoding.embedder)
+    embedder.embed(["warm up"])
+    return MemoryService(config, store, arena, load_secret(folder), find(), embedder), find
+
+
+async def _refresh(service: MemoryService, find: Any) -> None:
+    while service.identity.reason is not None:
+        await asyncio.sleep(REFRESH_SECONDS)
+        identity = await asyncio.to_thread(find)
+        if identity.reason is None:
+            service.adopt(identity)

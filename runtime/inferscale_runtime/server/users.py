@@ -1,0 +1,74 @@
+"""Users' facts in memory, kept equal to their manifests (API process; blocking calls, run in threads)."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from inferscale_runtime.prompt.template import Template
+from inferscale_runtime.store.records import Segment, UserMemory
+from inferscale_runtime.store.store import Store
+
+MAX_CACHED_USERS = 4096
+"""Users whose facts and embeddings stay in memory (arbitrary: about 2 GB at 300 facts each)."""
+
+
+@dataclass(slots=True)
+class UserView:
+    """One version of a user's memory.
+
+    Attributes:
+        memory: Facts, embeddings, segment index.
+        segments: Segments of the server's fingerprint by fact id.
+        damaged: Keys whose bytes failed their checksum in this version.
+        tokens: Fact index -> prompt tokens, for facts without a segment.
+    """
+
+    memory: UserMemory
+    segments: dict[str, Segment]
+    damaged: set[str] = field(default_factory=set)
+    tokens: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def token_ids(self, index: int, template: Template) -> tuple[int, ...]:
+        """Prompt tokens of one fact; those of its segment when it has one."""
+        fact = self.memory.facts[index]
+        if fact.id in self.segments:
+            return self.segments[fact.id].token_ids
+        if index not in self.tokens:
+            self.tokens[index] = tuple(template.fact_token_ids(fact.text))
+        return self.tokens[index]
+
+
+class UserCache:
+    """Loads users and reloads them when their manifest moves."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._views: OrderedDict[tuple[str, str], UserView] = OrderedDict()
+
+    def get(self, user: str, fingerprint: str) -> UserView | None:
+        """The current view of a user, or None for an unknown one.
+
+        Raises:
+            StoreError: When the user's facts cannot be read.
+        """
+        version = self._store.manifest_version(user)
+        if version == 0:
+            return None
+        name = (user, fingerprint)
+        with self._lock:
+            view = self._views.get(name)
+            if view is not None and view.memory.version == version:
+                self._views.move_to_end(name)
+                return view
+        memory = self._store.read_user(user)
+        if memory is None:
+            return None
+        view = UserView(memory, dict(memory.encodings.get(fingerprint, {})))
+        with self._lock:
+            self._views[name] = view
+            while len(self._views) > MAX_CACHED_USERS:
+                self._views.popitem(last=False)
+        return view
