@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import uuid
@@ -97,6 +98,10 @@ class StoreFiles:
         for start in range(0, total, size):
             yield self.read_ranges(rel, [(start, min(total, start + size))])[0]
 
+    def has_folder(self, folder: str) -> bool:
+        """Tells whether a folder exists, on object stores whether it holds anything."""
+        return bool(self._fs.isdir(self.path(folder)))
+
     def list_files(self, folder: str) -> dict[str, int]:
         """Returns name and size of every file directly in a folder, empty when it is missing."""
         return {_name(i): int(i["size"] or 0) for i in self._list(folder) if i["type"] == "file"}
@@ -176,6 +181,10 @@ class StoreFiles:
                     os.rmdir(self.path(folder))
                 except _MISSING:
                     return
+                except OSError as exc:
+                    # A new writer of the same user has already begun in it.
+                    if exc.errno != errno.ENOTEMPTY:
+                        raise
 
     @contextmanager
     def lock(self, folder: str) -> Iterator[None]:

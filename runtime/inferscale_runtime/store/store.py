@@ -197,7 +197,7 @@ class Store:
             StoreUnwritableError: If a file cannot be deleted; calling again continues.
         """
         folder = user_folder(user)
-        if not self._files.list_files(folder):
+        if not self._files.has_folder(folder):
             return {"files": 0, "bytes": 0}
         with self._files.lock(folder):
             sizes = self._files.list_files(folder)
