@@ -30,7 +30,9 @@ def check_model(vllm_config: Any) -> None:
     if model.use_mla:
         raise UnsupportedModelError("attention 'MLA': its cache holds no keys per head")
     if vllm_config.lora_config is not None:
-        raise UnsupportedModelError("--enable-lora: KV of adapters is not stored; serve without LoRA")
+        raise UnsupportedModelError(
+            "--enable-lora: KV of adapters is not stored; serve without LoRA"
+        )
     if vllm_config.speculative_config is not None:
         raise UnsupportedModelError(
             "speculative decoding: the draft model's KV is not stored; serve without it"

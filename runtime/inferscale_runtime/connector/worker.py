@@ -113,7 +113,9 @@ class WorkerSide:
             )
 
 
-def slot_mapping(block_ids: tuple[int, ...], positions: torch.Tensor, block_size: int) -> torch.Tensor:
+def slot_mapping(
+    block_ids: tuple[int, ...], positions: torch.Tensor, block_size: int
+) -> torch.Tensor:
     """Cache slots of prompt positions.
 
     Args:

@@ -165,9 +165,7 @@ class EncodeJob:
         if self._embedder is None:
             self._embedder = load_embedder(self._config.encoding.embedder)
         old = self._store.read_user(given.user)
-        memory, todo = merge_memory(
-            given.user, old, given.facts, given.turns, self._embedder.name
-        )
+        memory, todo = merge_memory(given.user, old, given.facts, given.turns, self._embedder.name)
         if todo:
             rows = self._embedder.embed([memory.facts[n].text for n in todo])
             embeddings = memory.embeddings

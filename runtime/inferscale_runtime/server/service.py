@@ -81,7 +81,9 @@ class MemoryService:
         if identity.preamble_kv is not None:
             key = self._key(identity.fingerprint, PREAMBLE_KEY)
             if not self._arena.put(key, identity.preamble_kv, pin=True):
-                raise StoreError("tiers.dram_bytes: the preamble does not fit; make the arena larger")
+                raise StoreError(
+                    "tiers.dram_bytes: the preamble does not fit; make the arena larger"
+                )
         self.identity = identity
 
     @staticmethod
@@ -168,7 +170,9 @@ class MemoryService:
         arguments: dict[str, Any],
         blocked: str | None,
     ) -> Prepared:
-        link_tail = self._config.retrieval.link_tail if options.link_tail is None else options.link_tail
+        link_tail = (
+            self._config.retrieval.link_tail if options.link_tail is None else options.link_tail
+        )
         inject = options.mode == "injected"
         halves = identity.template.split(messages, identity.preamble.role, arguments)
         if halves is None:

@@ -17,7 +17,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from inferscale_runtime.tiers.slab import LEASE_ACTIVE, LEASE_DONE, LEASE_FREE, LEASE_NEW, NUM_LEASES
+from inferscale_runtime.tiers.slab import (
+    LEASE_ACTIVE,
+    LEASE_DONE,
+    LEASE_FREE,
+    LEASE_NEW,
+    NUM_LEASES,
+)
 
 UNSEEN_LEASE_SECONDS = 300.0
 """A lease that the engine never saw is taken back after this time (arbitrary; a request reaches the
