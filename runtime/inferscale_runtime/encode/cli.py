@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,9 @@ def register(subparsers: Any) -> None:
     encode.add_argument("--embedder", help="minilm, a folder, or openai:MODEL@URL")
     encode.add_argument("--dtype", default="auto", help="vLLM dtype of model and KV")
     encode.add_argument("--max-model-len", type=int, help="longest prompt in tokens")
+    encode.add_argument(
+        "--kv-cache-bytes", type=int, default=1 << 30, help="size of the engine's KV cache"
+    )
     encode.add_argument("--chat-template", help="file with a Jinja chat template")
     encode.add_argument("--shard", default="0/1", help="i/n: only users of this shard")
     encode.add_argument("--json", help="write the report to this file")
@@ -81,7 +85,15 @@ def run_encode(arguments: argparse.Namespace) -> int:
     from inferscale_runtime.encode.job import EncodeJob, ModelOptions
 
     template = Path(arguments.chat_template).read_text() if arguments.chat_template else None
-    options = ModelOptions(arguments.model, arguments.dtype, arguments.max_model_len, template)
+    # vLLM's own deprecation warnings are not the user's business; errors still show.
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    options = ModelOptions(
+        arguments.model,
+        arguments.dtype,
+        arguments.max_model_len,
+        template,
+        arguments.kv_cache_bytes,
+    )
     report = EncodeJob(config, options).run(users, arguments.input, shard, tqdm)
     rate = f" in {report.seconds:.0f} s ({report.tokens} tokens)" if report.encoded else ""
     print(

@@ -34,13 +34,22 @@ class EncodeEngine:
         model: Model folder.
         dtype: vLLM dtype (``auto``, ``float32``, ``bfloat16`` …).
         max_model_len: Longest prompt, or None for the model's own.
+        kv_cache_bytes: Size of the engine's KV cache; the shadow pool is as large again.
+        engine_options: Further arguments of vLLM's ``LLM``.
     """
 
-    def __init__(self, model: str, dtype: str, max_model_len: int | None) -> None:
+    def __init__(
+        self,
+        model: str,
+        dtype: str,
+        max_model_len: int | None,
+        *,
+        kv_cache_bytes: int = 1 << 30,
+        **engine_options: Any,
+    ) -> None:
         # Both are read by vLLM at import or engine start; they hold for this process only.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         from vllm import LLM
         from vllm.config import KVTransferConfig
 
@@ -54,12 +63,14 @@ class EncodeEngine:
             max_model_len=max_model_len,
             distributed_executor_backend="uni",
             enable_prefix_caching=True,
+            kv_cache_memory_bytes=kv_cache_bytes,
             disable_hybrid_kv_cache_manager=True,
             kv_transfer_config=KVTransferConfig(
                 kv_connector=capture.CAPTURE_CONNECTOR_NAME,
                 kv_connector_module_path=capture.__name__,
                 kv_role="kv_consumer",
             ),
+            **engine_options,
         )
         engine = self._llm.llm_engine
         self.vllm_config: Any = engine.vllm_config

@@ -44,12 +44,14 @@ class ModelOptions:
         dtype: vLLM dtype.
         max_model_len: Longest prompt, or None for the model's own.
         chat_template: Template text that replaces the tokenizer's own, or None.
+        kv_cache_bytes: Size of the engine's KV cache.
     """
 
     model: str
     dtype: str = "auto"
     max_model_len: int | None = None
     chat_template: str | None = None
+    kv_cache_bytes: int = 1 << 30
 
 
 @dataclass(slots=True)
@@ -187,7 +189,12 @@ class EncodeJob:
         report: EncodeReport,
         progress: Any,
     ) -> None:
-        engine = EncodeEngine(self._folder, self._options.dtype, self._options.max_model_len)
+        engine = EncodeEngine(
+            self._folder,
+            self._options.dtype,
+            self._options.max_model_len,
+            kv_cache_bytes=self._options.kv_cache_bytes,
+        )
         digest = self.fingerprint.digest
         started = time.perf_counter()
         try:
