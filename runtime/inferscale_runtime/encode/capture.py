@@ -1,12 +1,13 @@
 """Capture of keys before rope and of raw values on the serving engine itself.
 
-A connector that saves instead of loading: hooks on each layer keep K (after bias and QK-norm, before the
-rotary embedding) and V in a shadow pool with one row per cache slot. A row lives exactly as long as the
-cache block it belongs to, so prefix caching and chunked prefill need no special care. When a request
-finishes, before its blocks are freed, its rows are gathered by its block table.
+A connector that saves instead of loading: hooks on each layer keep K (after bias and QK-norm,
+before the rotary embedding) and V in a shadow pool with one row per cache slot. A row lives exactly
+as long as the cache block it belongs to, so prefix caching and chunked prefill need no special
+care. When a request finishes, before its blocks are freed, its rows are gathered by its block
+table.
 
-The encoder runs vLLM in one process (``VLLM_ENABLE_V1_MULTIPROCESSING=0``, executor ``uni``) and eagerly, so
-that hooks run and both roles share one ``CaptureSink``.
+The encoder runs vLLM in one process (``VLLM_ENABLE_V1_MULTIPROCESSING=0``, executor ``uni``) and
+eagerly, so that hooks run and both roles share one ``CaptureSink``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What has to be encoded for one user, and what may no longer be injected (pure).
 
-A new fact does not make older segments stale. A deleted or changed fact or turn takes every segment that had
-it in its context out of injection, under every fingerprint (design section 5, dependencies).
+A new fact does not make older segments stale. A deleted or changed fact or turn takes every segment
+that had it in its context out of injection, under every fingerprint (design section 5,
+dependencies).
 """
 
 from __future__ import annotations

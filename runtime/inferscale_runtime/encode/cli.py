@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -44,8 +45,8 @@ def register(subparsers: Any) -> None:
     encode = subparsers.add_parser(
         "encode",
         help="read facts once and keep their KV in a store",
-        description="Reads facts with the serving engine and keeps their keys and values. Only new or "
-        "changed facts are read; a killed job goes on where it was.",
+        description="Reads facts with the serving engine and keeps their keys and values. Only "
+        "new or changed facts are read; a killed job goes on where it was.",
     )
     encode.add_argument("--input", required=True, help="JSONL of turns and facts, - for stdin")
     encode.add_argument("--model", required=True, help="model folder or hub id")
@@ -87,6 +88,7 @@ def run_encode(arguments: argparse.Namespace) -> int:
     template = Path(arguments.chat_template).read_text() if arguments.chat_template else None
     # vLLM's own deprecation warnings are not the user's business; errors still show.
     warnings.filterwarnings("ignore", category=FutureWarning)
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     options = ModelOptions(
         arguments.model,
         arguments.dtype,

@@ -91,7 +91,7 @@ class EncodeEngine:
 
     @property
     def dtype(self) -> str:
-        """dtype of the captured rows, ``float32`` and the like."""
+        """Element type of the captured rows, ``float32`` and the like."""
         return str(self.vllm_config.model_config.dtype).removeprefix("torch.")
 
     def encode(
@@ -105,7 +105,8 @@ class EncodeEngine:
 
         Args:
             requests: Read lazily.
-            done: Called with ``[keep, num_layers, 2, num_kv_heads, head_dim]`` on the CPU as each ends.
+            done: Called with ``[keep, num_layers, 2, num_kv_heads, head_dim]`` on the CPU as each
+                ends.
             max_in_flight: Prompts that wait in the engine at once.
         """
         from vllm import SamplingParams

@@ -1,7 +1,7 @@
 """The encoding job: input file to store, resumable at any point.
 
-First the facts themselves are committed (with what may no longer be injected taken out), then segments in
-batches; whatever was committed before a kill is not encoded again.
+First the facts themselves are committed (with what may no longer be injected taken out), then
+segments in batches; whatever was committed before a kill is not encoded again.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class EncodeReport:
 
 
 def in_shard(user: str, shard: int, num_shards: int) -> bool:
-    """Whether a user belongs to a shard: by hash, so that every Job index agrees without talking."""
+    """Whether a user belongs to a shard: by hash, so that all shards agree without talking."""
     return int.from_bytes(hashlib.sha256(user.encode()).digest()[:8], "big") % num_shards == shard
 
 
@@ -151,7 +151,8 @@ class EncodeJob:
                 if too_long:
                     raise InputError(
                         source, 0, "text",
-                        f"fact '{too_long[0].id}' is longer than the model's {self._max_tokens} tokens",
+                        f"fact '{too_long[0].id}' is longer than the model's "
+                        f"{self._max_tokens} tokens",
                         "Split the fact or use a model with a longer context",
                     )  # fmt: skip
                 report.users += 1
@@ -259,7 +260,8 @@ class EncodeJob:
             )
             report.encoded += 1
             report.tokens += len(plan.prompt_ids)
-            bar.set_postfix_str(f"{report.tokens / (time.perf_counter() - started):.0f} tokens/s")
+            rate = report.tokens / (time.perf_counter() - started)
+            bar.set_postfix_str(f"{rate:.0f} tokens/s", refresh=False)
             bar.update()
             if len(ready) >= COMMIT_FACTS:
                 commit()

@@ -1,7 +1,7 @@
 """``POST /v1/chat/completions``: the stock handler with a planned prompt.
 
-Everything that is not memory (tools, streaming, logprobs, reasoning) stays with vLLM's handler, which takes
-the prompt's token ids from ``kv_transfer_params.prompt_token_ids``.
+Everything that is not memory (tools, streaming, logprobs, reasoning) stays with vLLM's handler,
+which takes the prompt's token ids from ``kv_transfer_params.prompt_token_ids``.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def build_command(arguments: argparse.Namespace, config: RuntimeConfig) -> list[
         "kv_role": "kv_consumer",
         "kv_connector_extra_config": {"inferscale": config.model_dump(mode="json")},
     }
-    # The module, not the `vllm` command: the CPU distribution's command cannot find its own metadata.
+    # The module, not the `vllm` command: the CPU distribution's command cannot find its metadata.
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", arguments.model, "--host", arguments.host, "--port", str(arguments.port)]
     command += ["--dtype", arguments.dtype, "--kv-transfer-config", json.dumps(transfer)]

@@ -1,7 +1,8 @@
 """Refuses request fields that only this server may set.
 
-``kv_transfer_params`` could name other users' segments and ``cache_salt`` could aim at their prefix-cache blocks,
-so neither is taken from a client on any route. Pure ASGI: the body is read once and handed on.
+``kv_transfer_params`` could name other users' segments and ``cache_salt`` could aim at their
+prefix-cache blocks, so neither is taken from a client on any route. Pure ASGI: the body is read
+once and handed on.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ def find_identity(
 ) -> Identity:
     """Finds the store's encoding for this model by computing the fingerprint anew.
 
-    The prompt texts and the policy come from the store, everything else from the running model; only an
-    equal digest is accepted. Of several, the one with the configured policy wins.
+    The prompt texts and the policy come from the store, everything else from the running model;
+    only an equal digest is accepted. Of several, the one with the configured policy wins.
     """
     found: list[Identity] = []
     reason = "not_encoded"

@@ -1,4 +1,4 @@
-"""Metrics of the API process; they appear on vLLM's own ``/metrics``. No user id and no text in labels."""
+"""Metrics of the API process, on vLLM's own ``/metrics``. No user id and no text in labels."""
 
 from __future__ import annotations
 

@@ -202,7 +202,11 @@ class MemoryService:
         ]
         plan = plan_prompt(before, planned, tail, link_tail=link_tail, inject=inject)
         lease = None
-        if inject:
+        if inject and not plan.keys:
+            # Claiming the preamble alone would be no memory injected: say what it is.
+            reason = reason or "link_tail"
+            plan = plan_prompt(before, planned, tail, link_tail=link_tail, inject=False)
+        elif inject:
             keys = (self._key(identity.fingerprint, PREAMBLE_KEY), *plan.keys)
             lease = self._arena.acquire(keys)
             if lease is None:

@@ -1,4 +1,7 @@
-"""Users' facts in memory, kept equal to their manifests (API process; blocking calls, run in threads)."""
+"""Users' facts in memory, kept equal to their manifests.
+
+API process; the calls block and run in threads.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,364 @@
+"""The real server, in vLLM's ordinary process split, against text prefill of the same tokens."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from inferscale_runtime.demo.model import build_smollm2
+from inferscale_runtime.demo.run import SAMPLE
+from inferscale_runtime.encode.changes import merge_memory
+from inferscale_runtime.store.store import Store
+
+pytestmark = pytest.mark.vllm
+
+ROOT = Path(__file__).resolve().parents[2]
+NUM_FACTS = 20
+QUESTIONS = [
+    "What is my dog called?",
+    "What am I allergic to?",
+    "Where do I work?",
+    "What instrument do I play?",
+    "Who is my brother?",
+    "Which city do I live in?",
+    "What car do I drive?",
+    "What did I study?",
+    "Where did I travel last?",
+    "What do my parents do?",
+    "When is my dentist appointment?",
+    "Which book do I like?",
+    "What is my favourite food?",
+    "Who is my best friend?",
+    "What sport do I do?",
+    "How do I get to work?",
+    "What do I collect?",
+    "When is the wedding?",
+    "What happened to my phone?",
+    "Tell me one thing about me.",
+]
+SERVER_FLAGS = ["--", "--enforce-eager", "--kv-cache-memory-bytes", str(1 << 30)]
+
+
+def run_cli(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "inferscale_runtime.cli", *args],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )
+
+
+def write_input(path: Path) -> None:
+    sample = [json.loads(line) for line in SAMPLE.read_text().splitlines()]
+    facts = [line for line in sample if line["kind"] == "fact"][:NUM_FACTS]
+    lines = [dict(fact, user="exact") for fact in facts]
+    for user in ("damaged", "missing", "changing"):
+        lines += [dict(fact, user=user) for fact in facts[:4]]
+    # Both twins own the last fact; what was read before it differs.
+    lines += [dict(fact, user="twin-a") for fact in (facts[0], facts[9])]
+    lines += [dict(fact, user="twin-b") for fact in (facts[5], facts[6], facts[9])]
+    for line in lines:
+        line.pop("turn", None)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@contextmanager
+def serve(model: Path, store: Path, dtype: str, log: Path) -> Iterator[httpx.Client]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-P", "-m", "inferscale_runtime.cli", "serve"]
+    command += ["--model", str(model), "--store", str(store), "--dtype", dtype]
+    command += ["--port", str(port), "--served-model-name", "smollm2", *SERVER_FLAGS]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        )
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
+            deadline = time.monotonic() + 300
+            while True:
+                assert process.poll() is None, log.read_text()[-4000:]
+                assert time.monotonic() < deadline, log.read_text()[-4000:]
+                try:
+                    if client.get("/health").status_code == 200:
+                        break
+                except httpx.TransportError:
+                    pass
+                time.sleep(0.5)
+            yield client
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture(scope="module")
+def model() -> Path:
+    return build_smollm2(ROOT / "build" / "demo" / "model")
+
+
+@pytest.fixture(scope="module")
+def store(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("encode")
+    write_input(folder / "input.jsonl")
+    arguments = ["encode", "--input", str(folder / "input.jsonl"), "--model", str(model)]
+    arguments += ["--store", str(folder / "store"), "--dtype", "float32", "--policy", "all"]
+    first = run_cli(*arguments)
+    assert first.returncode == 0, first.stderr
+    # The whole of a second run: nothing is read again.
+    second = run_cli(*arguments)
+    assert second.returncode == 0, second.stderr
+    assert ": 0 encoded" in second.stdout
+    opened = Store.open(str(folder / "store"))
+    missing = opened.read_user("missing")
+    assert missing is not None
+    opened.commit_user(replace(missing, encodings={}), {})
+    flip_kv_bytes(folder / "store", "damaged")
+    return folder / "store"
+
+
+def flip_kv_bytes(store: Path, user: str) -> None:
+    for manifest in store.glob("users/*/manifest.json"):
+        if json.loads(manifest.read_text())["user"] == user:
+            for path in manifest.parent.glob("kv-*.safetensors"):
+                data = bytearray(path.read_bytes())
+                for offset in range(len(data) // 2, len(data), 4096):
+                    data[offset] ^= 0xFF
+                # The first segments lie in the first half: damage those too.
+                for offset in range(8192, len(data) // 2, 4096):
+                    data[offset] ^= 0xFF
+                path.write_bytes(bytes(data))
+            return
+    raise AssertionError(user)
+
+
+@pytest.fixture(scope="module")
+def client(
+    model: Path, store: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[httpx.Client]:
+    log = tmp_path_factory.mktemp("server") / "server.log"
+    with serve(model, store, "float32", log) as opened:
+        yield opened
+
+
+def ask(client: httpx.Client, question: str, memory: dict[str, Any], **fields: Any) -> Any:
+    body = {
+        "model": "smollm2",
+        "messages": [{"role": "user", "content": question}],
+        "max_tokens": 12,
+        "temperature": 0,
+        "logprobs": True,
+        "top_logprobs": 5,
+        "memory": memory,
+        **fields,
+    }
+    response = client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def tokens(answer: Any) -> list[str]:
+    return [item["token"] for item in answer["choices"][0]["logprobs"]["content"]]
+
+
+def first_logprobs(answer: Any) -> dict[str, float]:
+    first = answer["choices"][0]["logprobs"]["content"][0]
+    return {item["token"]: item["logprob"] for item in first["top_logprobs"]}
+
+
+def both_modes(client: httpx.Client, question: str, user: str) -> tuple[Any, Any]:
+    memory = {"user": user, "k": 100, "order": "stored"}
+    injected = ask(client, question, {**memory, "mode": "injected"})
+    text = ask(client, question, {**memory, "mode": "text"})
+    assert injected["usage"]["prompt_tokens"] == text["usage"]["prompt_tokens"]
+    return injected, text
+
+
+def assert_equal_answers(injected: Any, text: Any) -> None:
+    assert tokens(injected) == tokens(text)
+    left, right = first_logprobs(injected), first_logprobs(text)
+    assert left.keys() == right.keys()
+    for token, value in left.items():
+        assert value == pytest.approx(right[token], abs=1e-3)
+
+
+def metric(client: httpx.Client, name: str) -> float:
+    text = client.get("/metrics").text
+    found = re.findall(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
+    return float(found[0]) if found else 0.0
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_injection_equals_full_prefill(client: httpx.Client, question: str) -> None:
+    injected, text = both_modes(client, question, "exact")
+    assert injected["usage"]["memory"]["mode"] == "injected"
+    assert injected["usage"]["memory"]["facts"] == NUM_FACTS
+    assert injected["usage"]["memory"]["text_tokens"] == 0
+    assert text["usage"]["memory"]["mode"] == "text"
+    assert text["usage"]["memory"]["injected_tokens"] == 0
+    assert_equal_answers(injected, text)
+
+
+def test_another_context_is_not_exact(client: httpx.Client) -> None:
+    """Shows that the exactness test can fail: facts out of their encoded order differ."""
+    memory = {"user": "exact", "k": 20, "order": "relevance"}
+    injected = ask(client, QUESTIONS[0], {**memory, "mode": "injected"})
+    text = ask(client, QUESTIONS[0], {**memory, "mode": "text"})
+    left, right = first_logprobs(injected), first_logprobs(text)
+    assert any(abs(value - right.get(token, -99.0)) > 1e-3 for token, value in left.items())
+
+
+@pytest.mark.parametrize("user", ["twin-a", "twin-b"])
+def test_twins_with_the_same_fact_do_not_mix(client: httpx.Client, user: str) -> None:
+    for _ in range(2):  # the second time out of the prefix cache
+        assert_equal_answers(*both_modes(client, "Tell me about this.", user))
+
+
+def test_damaged_segments_go_as_text(client: httpx.Client) -> None:
+    name = 'inferscale_requests_total{mode="text",reason="segment_damaged"}'
+    before = metric(client, name)
+    injected, text = both_modes(client, "What do you know?", "damaged")
+    memory = injected["usage"]["memory"]
+    assert (memory["mode"], memory["reason"]) == ("text", "segment_damaged")
+    assert tokens(injected) == tokens(text)
+    assert metric(client, name) == before + 1
+
+
+def test_missing_segments_go_as_text(client: httpx.Client) -> None:
+    injected, text = both_modes(client, "What do you know?", "missing")
+    memory = injected["usage"]["memory"]
+    assert (memory["mode"], memory["reason"]) == ("text", "segment_missing")
+    assert memory["facts"] == 4
+    assert tokens(injected) == tokens(text)
+
+
+def test_link_tail_is_exact_too(client: httpx.Client) -> None:
+    memory = {"user": "exact", "k": 100, "order": "stored"}
+    linked = ask(client, QUESTIONS[3], {**memory, "link_tail": 3})
+    text = ask(client, QUESTIONS[3], {**memory, "mode": "text"})
+    assert linked["usage"]["memory"]["text_tokens"] > 0
+    assert_equal_answers(linked, text)
+
+
+def test_changed_fact_is_used_at_once(client: httpx.Client, store: Path) -> None:
+    opened = Store.open(str(store))
+    old = opened.read_user("changing")
+    assert old is not None
+    first = ask(client, "Hello", {"user": "changing", "k": 4})["usage"]["memory"]
+    assert first["mode"] == "injected"
+    facts = (
+        old.facts[0],
+        replace(old.facts[1], text="Maya now has a parrot called Zebedee that she taught to sing."),
+        *old.facts[2:],
+    )
+    merged, todo = merge_memory("changing", old, facts, old.turns, old.embedder)
+    assert todo == [1]
+    opened.commit_user(merged, {})
+    injected, text = both_modes(client, "What is my parrot called?", "changing")
+    memory = injected["usage"]["memory"]
+    assert memory["store_version"] == first["store_version"] + 1
+    # The changed fact and the two that had it in their context go as text.
+    assert memory["mode"] == "injected"
+    assert memory["reason"] == "segment_missing"
+    assert 0 < memory["injected_tokens"] < first["injected_tokens"]
+    assert_equal_answers(injected, text)
+
+
+def test_no_facts_no_memory(client: httpx.Client) -> None:
+    assert ask(client, "Hi", {"user": "nobody"})["usage"]["memory"]["mode"] == "none"
+    assert ask(client, "Hi", {"user": "exact", "k": 0})["usage"]["memory"]["mode"] == "none"
+
+
+def test_streaming_and_abort_release_the_arena(client: httpx.Client) -> None:
+    pinned = metric(client, "inferscale_dram_arena_pinned_bytes")
+    body = {
+        "model": "smollm2",
+        "messages": [{"role": "user", "content": "Tell me a long story."}],
+        "max_tokens": 500,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "memory": {"user": "exact", "k": 20},
+    }
+    with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        assert json.loads(response.headers["x-inferscale-memory"])["mode"] == "injected"
+        next(line for line in response.iter_lines() if '"content"' in line)
+        assert metric(client, "inferscale_dram_arena_pinned_bytes") > pinned
+    deadline = time.monotonic() + 60
+    while metric(client, "inferscale_dram_arena_pinned_bytes") > pinned:
+        assert time.monotonic() < deadline, "an aborted request kept its segments pinned"
+        # Ended leases are collected when the arena is next used.
+        ask(client, "Hi", {"user": "twin-a", "k": 1}, max_tokens=1)
+    body["max_tokens"] = 3
+    with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        lines = [json.loads(x[6:]) for x in response.iter_lines() if x.startswith("data: {")]
+    usage = [line["usage"] for line in lines if line.get("usage")]
+    assert usage[-1]["memory"]["mode"] == "injected"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"memory": {"user": "exact", "k": -1}}, "memory.k"),
+        ({"memory": {"user": "exact", "k": "many"}}, "memory.k"),
+        ({"memory": {"k": 3}}, "memory.user"),
+        ({"memory": {"user": "exact", "colour": 1}}, "memory.colour"),
+        ({"kv_transfer_params": {"inferscale": {"n": 3}}}, "kv_transfer_params"),
+        ({"cache_salt": "guess"}, "cache_salt"),
+        ({"memory": {"user": "exact"}, "echo": True}, "echo"),
+    ],
+)
+def test_bad_input_names_the_field(client: httpx.Client, fields: Any, param: str) -> None:
+    body = {"model": "smollm2", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    response = client.post("/v1/chat/completions", json={**body, **fields})
+    assert response.status_code == 400
+    assert param in response.text
+    other = client.post("/v1/completions", json={"model": "smollm2", "prompt": "Hi", **fields})
+    if "memory" not in fields:
+        assert other.status_code == 400
+    assert client.get("/health").status_code == 200
+
+
+def test_too_long_prompt_is_refused_and_releases(client: httpx.Client) -> None:
+    pinned = metric(client, "inferscale_dram_arena_pinned_bytes")
+    body = {
+        "model": "smollm2",
+        "messages": [{"role": "user", "content": "word " * 9000}],
+        "max_tokens": 1,
+        "memory": {"user": "exact", "k": 5},
+    }
+    response = client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 400
+    ask(client, "Hi", {"user": "twin-a", "k": 1}, max_tokens=1)
+    assert metric(client, "inferscale_dram_arena_pinned_bytes") == pinned
+
+
+def test_other_fingerprint_is_served_as_text(model: Path, store: Path, tmp_path: Path) -> None:
+    with serve(model, store, "bfloat16", tmp_path / "server.log") as other:
+        answer = ask(other, "Hi", {"user": "twin-a", "k": 2}, max_tokens=2)
+    memory = answer["usage"]["memory"]
+    assert (memory["mode"], memory["reason"]) == ("text", "fingerprint_mismatch")
+    assert memory["facts"] == 2
