@@ -1,7 +1,7 @@
 """Settings of the runtime: one pydantic model for the CLI, the server and (later) the operator.
 
-Pure: no torch, no vLLM, no environment. Unknown fields are refused, because one release renders and reads
-this document. The server passes it to both plugins inside ``kv_connector_extra_config``.
+Pure: no torch, no vLLM, no environment. Unknown fields are refused, because one release renders and
+reads this document. The server passes it to both plugins inside ``kv_connector_extra_config``.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class TierConfig(_Section):
 
 
 class RuntimeConfig(_Section):
-    """Everything that ``inferscale encode`` and ``inferscale serve`` need beside vLLM's own flags."""
+    """What ``inferscale encode`` and ``inferscale serve`` need beside vLLM's own flags."""
 
     store: str = Field("", max_length=4096)
     """Folder or fsspec URL of the store."""

@@ -4,7 +4,7 @@ CONNECTOR_NAME = "InferScaleConnector"
 
 
 def register() -> None:
-    """Entry point of ``vllm.general_plugins``; called in every vLLM process, possibly several times."""
+    """Entry point of ``vllm.general_plugins``; called in every vLLM process, maybe repeatedly."""
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
     if CONNECTOR_NAME not in KVConnectorFactory._registry:

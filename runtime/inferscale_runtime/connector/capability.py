@@ -1,8 +1,8 @@
 """The capability: proof that a claim was planned by this server (pure).
 
-A client could otherwise name rows of another user's memory in ``kv_transfer_params``. The code is an HMAC by the
-server's secret over everything that the engine acts on. The cache salt is keyed by the same secret, so that
-nobody can compute another user's salt.
+A client could otherwise name rows of another user's memory in ``kv_transfer_params``. The code is
+an HMAC by the server's secret over everything that the engine acts on. The cache salt is keyed by
+the same secret, so that nobody can compute another user's salt.
 """
 
 from __future__ import annotations

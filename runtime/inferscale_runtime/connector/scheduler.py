@@ -1,7 +1,8 @@
 """Scheduler side of the connector: counts tokens, holds no tensors (EngineCore process).
 
-Invariants: ``get_num_new_matched_tokens`` has no side effects that change its answer; the answer is the same
-after a preemption; at most ``num_prompt_tokens - 1`` tokens are claimed; only prompt tokens are.
+Invariants: ``get_num_new_matched_tokens`` has no side effects that change its answer; the answer is
+the same after a preemption; at most ``num_prompt_tokens - 1`` tokens are claimed; only prompt
+tokens are.
 """
 
 from __future__ import annotations

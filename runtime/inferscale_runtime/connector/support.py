@@ -12,7 +12,9 @@ ARCHITECTURES = frozenset(
 """Architectures with an exactness test."""
 
 ROTARY = frozenset({"RotaryEmbedding", "Llama3RotaryEmbedding", "LinearScalingRotaryEmbedding"})
-"""Rotary modules whose rotation depends on the position alone. YaRN, dynamic NTK and LongRoPE scale by length."""
+"""Rotary modules whose rotation depends on the position alone.
+
+YaRN, dynamic NTK and LongRoPE scale by length."""
 
 
 def check_model(vllm_config: Any) -> None:
@@ -74,8 +76,9 @@ def _layer_number(name: str) -> int:
 def rotary_module(vllm_config: Any) -> Any:
     """The rotary module that the model uses.
 
-    ``get_rope`` memoises by its arguments, so the call with the model's own arguments returns the model's
-    own module; if it had to make a new one, the arguments were not the model's and nothing is injected.
+    ``get_rope`` memoises by its arguments, so the call with the model's own arguments returns the
+    model's own module; if it had to make a new one, the arguments were not the model's and nothing
+    is injected.
 
     Raises:
         UnsupportedModelError: For a rope that cannot be shifted.

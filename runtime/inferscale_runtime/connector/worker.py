@@ -1,8 +1,8 @@
 """Worker side of the connector: writes stored KV into the paged cache (worker process).
 
 All of a step's loads run before the forward, on the current stream, through each layer's own
-``do_kv_cache_update``: the only writer that is right for every backend's cache layout, and the one that
-quantises for FP8 caches. The rotary tables are those of the module that the model itself uses.
+``do_kv_cache_update``: the only writer that is right for every backend's cache layout, and the one
+that quantises for FP8 caches. The rotary tables are those of the module that the model itself uses.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def slot_mapping(
 
 
 def head_range(num_kv_heads: int, rank: int, world_size: int) -> slice:
-    """KV heads of one tensor-parallel rank (vLLM 0.32 ``models/llama.py``: split, else replicated)."""
+    """KV heads of one tensor-parallel rank (vLLM 0.32 ``models/llama.py``: split or replicated)."""
     if num_kv_heads >= world_size:
         share = num_kv_heads // world_size
         return slice(rank * share, (rank + 1) * share)

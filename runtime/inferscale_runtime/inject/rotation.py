@@ -1,8 +1,8 @@
 """Rotary embedding of stored keys (needs torch, not vLLM).
 
-The tables are the model's own (``cos_sin_cache`` of its rotary module), so Llama-3 scaling and linear
-scaling are inherited. Source of the formula: RoFormer (arXiv 2104.09864), in the two layouts of
-vLLM 0.32 ``model_executor/layers/rotary_embedding/common.py``.
+The tables are the model's own (``cos_sin_cache`` of its rotary module), so Llama-3 scaling and
+linear scaling are inherited. Source of the formula: RoFormer (arXiv 2104.09864), in the two layouts
+of vLLM 0.32 ``model_executor/layers/rotary_embedding/common.py``.
 """
 
 from __future__ import annotations

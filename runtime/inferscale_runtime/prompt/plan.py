@@ -1,7 +1,7 @@
 """Which facts of a request are injected and which go as text (pure).
 
-The token ids of a request are the same, in the same order, whatever is injected: mode and residency decide
-only how many of them are claimed as already computed.
+The token ids of a request are the same, in the same order, whatever is injected: mode and residency
+decide only how many of them are claimed as already computed.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def plan_prompt(
         facts: In prompt order.
         tail: Tokens after the facts.
         link_tail: How many facts at the end are left unclaimed on purpose.
-        inject: False for a text request. Facts without KV still go behind the others, as they do when
-            injecting, so that both have the same tokens.
+        inject: False for a text request. Facts without KV still go behind the others, as they do
+            when injecting, so that both have the same tokens.
 
     Returns:
         The plan.

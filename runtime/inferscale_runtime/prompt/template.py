@@ -1,9 +1,9 @@
 """The chat template rendered around the facts.
 
-The template is rendered once with a sentinel where the facts go. What stands before the sentinel must
-equal the preamble token for token, otherwise the request cannot be injected. Templates that move a system
-message elsewhere in longer conversations (Mistral's) get the memory in the first user message instead.
-Pure: the renderer and the tokenizer come in as functions.
+The template is rendered once with a sentinel where the facts go. What stands before the sentinel
+must equal the preamble token for token, otherwise the request cannot be injected. Templates that
+move a system message elsewhere in longer conversations (Mistral's) get the memory in the first user
+message instead. Pure: the renderer and the tokenizer come in as functions.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from fastapi import FastAPI, Request
 from inferscale_runtime import __version__
 from inferscale_runtime.config import RuntimeConfig
 from inferscale_runtime.encode.model import resolve_model
+from inferscale_runtime.errors import ConfigError
 from inferscale_runtime.fingerprint import model_digest
 from inferscale_runtime.retrieval.embedder import load_embedder
 from inferscale_runtime.server import metrics
@@ -59,6 +60,11 @@ class MemoryEndpointPlugin:
         """Opens the store, makes the arena and finds the encoding for the running model."""
         if engine_client is None:
             return
+        if (getattr(args, "api_server_count", None) or 1) > 1:
+            raise ConfigError(
+                f"--api-server-count {args.api_server_count}: the arena has one writer; use 1 and "
+                "more replicas"
+            )
         vllm_config = engine_client.vllm_config
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
         config = RuntimeConfig.model_validate(extra["inferscale"])

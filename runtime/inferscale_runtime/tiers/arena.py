@@ -1,8 +1,8 @@
 """The DRAM arena: which segments lie where in the slab (API process only).
 
-Segments are allocated in whole rows, first fit; the least recently used unpinned segments make room. A
-segment is pinned while any lease uses it. All methods are thread-safe and short: reading from disk happens
-outside the lock.
+Segments are allocated in whole rows, first fit; the least recently used unpinned segments make
+room. A segment is pinned while any lease uses it. All methods are thread-safe and short: reading
+from disk happens outside the lock.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from inferscale_runtime.tiers.slab import (
 )
 
 UNSEEN_LEASE_SECONDS = 300.0
-"""A lease that the engine never saw is taken back after this time (arbitrary; a request reaches the
-engine within one step). The scheduler side checks the generation, so a late request goes as text."""
+"""A lease that the engine never saw is taken back after this time (arbitrary; a request reaches
+the engine within one step). The scheduler side checks the generation, so a late request goes as
+text."""
 
 
 @dataclass(slots=True)

@@ -1,15 +1,16 @@
 """The shared-memory files of one server: KV slab, leases and secret.
 
-The API process creates them and is the only one that writes the slab; the engine's processes map them. The
-folder is private (0700) and lies on tmpfs, so that the slab is memory.
+The API process creates them and is the only one that writes the slab; the engine's processes map
+them. The folder is private (0700) and lies on tmpfs, so that the slab is memory.
 
 ``shape.json``
     what the slab holds: layers, heads, head_dim, dtype, number of rows.
 ``slab``
-    ``[num_rows, num_layers, 2, num_kv_heads, head_dim]``; index 0 of axis 2 is K before rope, 1 is V.
+    ``[num_rows, num_layers, 2, num_kv_heads, head_dim]``; index 0 of axis 2 is K before rope, 1 is
+    V.
 ``leases``
-    ``[num_leases, 2]`` int64: generation and state. A lease keeps the segments of one request in place until
-    the engine has let the request go, also through preemption and abort.
+    ``[num_leases, 2]`` int64: generation and state. A lease keeps the segments of one request in
+    place until the engine has let the request go, also through preemption and abort.
 ``secret``
     32 random bytes, key of the capability and of the cache salt.
 """
