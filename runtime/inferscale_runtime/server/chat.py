@@ -172,20 +172,23 @@ def attach_chat(app: FastAPI) -> None:
                     "prompt_token_ids": prepared.token_ids,
                     **prepared.params,
                 }
-        streaming = False
         try:
             result = await handler.create_chat_completion(request, raw_request)
-            if isinstance(result, ErrorResponse):
-                return JSONResponse(result.model_dump(), status_code=result.error.code)
-            if isinstance(result, ChatCompletionResponse):
-                body = result.model_dump()
-                if prepared is not None:
-                    body["usage"]["memory"] = prepared.usage.as_dict()
-                return JSONResponse(body)
-            streaming = True
-        finally:
-            if prepared is not None and not streaming:
+        except BaseException as error:
+            if prepared is not None:
+                # A cancelled request may be in the engine; a refused one never got there.
+                service.end(prepared, submitted=not isinstance(error, Exception))
+            raise
+        if isinstance(result, ErrorResponse):
+            if prepared is not None:
+                service.end(prepared, submitted=False)
+            return JSONResponse(result.model_dump(), status_code=result.error.code)
+        if isinstance(result, ChatCompletionResponse):
+            body = result.model_dump()
+            if prepared is not None:
                 service.end(prepared)
+                body["usage"]["memory"] = prepared.usage.as_dict()
+            return JSONResponse(body)
         headers = {}
         if prepared is not None:
             headers["x-inferscale-memory"] = json.dumps(prepared.usage.as_dict())
