@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.integration.checkpoints import VOCAB
+
 from inferscale_runtime.config import RuntimeConfig, TierConfig
 from inferscale_runtime.connector.capability import PARAMS_KEY, Claim, seal_claim
 from inferscale_runtime.encode.engine import EncodeEngine, EncodeRequest
@@ -27,8 +29,6 @@ from inferscale_runtime.tiers.slab import (
     map_leases,
     map_slab,
 )
-
-from tests.integration.checkpoints import VOCAB
 
 BLOCK = 32
 MAX_LEN = 1024

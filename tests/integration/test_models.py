@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from inferscale_runtime.errors import UnsupportedModelError
 from tests.integration.checkpoints import make_checkpoint
 from tests.integration.engine import (
     Memory,
@@ -20,6 +18,8 @@ from tests.integration.engine import (
     random_pieces,
     serve,
 )
+
+from inferscale_runtime.errors import UnsupportedModelError
 
 pytestmark = pytest.mark.vllm
 

@@ -29,7 +29,7 @@ SAMPLE = Path(__file__).with_name("sample.jsonl")
 START_TIMEOUT_S = 300
 # Eager saves minutes of compilation at start and costs nothing here that the table could show: both
 # modes run the same kernels. A fixed cache size keeps vLLM from reserving most of a laptop's memory.
-SERVER_FLAGS = ("--served-model-name", "smollm2", "--", "--enforce-eager")
+SERVER_FLAGS: tuple[str, ...] = ("--served-model-name", "smollm2", "--", "--enforce-eager")
 SERVER_FLAGS += ("--kv-cache-memory-bytes", str(1 << 30))
 KS = (5, 10, 20, 50)
 MODES = ("text", "injected")
