@@ -1,7 +1,7 @@
 """Harness: encodes random facts, puts them in an arena and runs real vLLM engines over them.
 
-One engine lives at a time; ``close_engine`` undoes vLLM's process-wide state, so that one pytest process
-can start many.
+One engine lives at a time; ``close_engine`` undoes vLLM's process-wide state, so that one pytest
+process can start many.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def test_injected_equals_text(name: str, checkpoints: Path, tmp_path: Path) -> N
         # Part of the facts claimed, the others prefilled over them.
         assert_same(served.inject(keys[:6], ids), expected)
 
-        # The control: other facts' KV in the same places must show, or the test above proves nothing.
+        # The control: other facts' KV in the same places must show, or the test proves nothing.
         # Equal lengths are not needed: the rows only have to add up.
         wrong = served.inject([keys[0], *reversed(keys[1:])], ids)
         assert max_difference(wrong, expected) > 1e-2
