@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from inferscale_runtime.errors import ConfigError
 
 DEFAULT_HEADING = (
-    "You are a helpful assistant. Answer from these memories of the user when they are relevant.\n"
-    "Memories:\n"
+    "You are a helpful assistant who remembers the user. What you know about the user:\n"
 )
+DEFAULT_FOOTER = "\nUse these memories to answer. Be brief.\n"
 
 
 class _Section(BaseModel):
@@ -29,7 +29,7 @@ class PromptConfig(_Section):
     """What stands before the first fact."""
     fact_format: str = Field("- {text}\n", max_length=256, pattern=r"^[\s\S]*\{text\}[\s\S]*$")
     """How one fact is written; ``{text}`` is the fact."""
-    footer: str = Field("\n", max_length=8192)
+    footer: str = Field(DEFAULT_FOOTER, max_length=8192)
     """What stands between the last fact and the client's own system text."""
 
 

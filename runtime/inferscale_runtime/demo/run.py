@@ -27,7 +27,8 @@ from inferscale_runtime.errors import InferScaleError
 USER = "maya"
 SAMPLE = Path(__file__).with_name("sample.jsonl")
 START_TIMEOUT_S = 300
-# Eager saves minutes of compilation at start, and both modes run the same kernels. A fixed cache size keeps vLLM from reserving most of a laptop's memory.
+# Eager saves minutes of compilation at start, and both modes run the same kernels. A fixed cache
+# size keeps vLLM from reserving most of a laptop's memory.
 SERVER_FLAGS: tuple[str, ...] = ("--served-model-name", "smollm2", "--", "--enforce-eager")
 SERVER_FLAGS += ("--kv-cache-memory-bytes", str(1 << 30))
 KS = (5, 10, 20, 50)
