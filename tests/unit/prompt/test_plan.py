@@ -1,0 +1,72 @@
+"""Prompt layout: what is claimed, and that both modes have the same tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from inferscale_runtime.config import PromptConfig
+from inferscale_runtime.errors import UnsupportedModelError
+from inferscale_runtime.prompt.plan import PlannedFact, order_facts, plan_prompt
+from inferscale_runtime.prompt.template import Template
+
+FACTS = [
+    PlannedFact(0, (10, 11), "a"),
+    PlannedFact(1, (20,), None),
+    PlannedFact(2, (30, 31), "c"),
+]
+
+
+def test_text_and_injected_have_the_same_tokens() -> None:
+    injected = plan_prompt([1, 2], FACTS, [9], link_tail=0, inject=True)
+    text = plan_prompt([1, 2], FACTS, [9], link_tail=0, inject=False)
+    assert injected.token_ids == text.token_ids == [1, 2, 10, 11, 30, 31, 20, 9]
+    assert (injected.num_claimed, injected.keys, injected.num_text_tokens) == (6, ("a", "c"), 1)
+    assert (text.num_claimed, text.keys, text.num_text_tokens) == (0, (), 5)
+
+
+def test_link_tail_leaves_the_best_facts_unclaimed() -> None:
+    plan = plan_prompt([1], FACTS, [9], link_tail=1, inject=True)
+    assert plan.token_ids == [1, 10, 11, 20, 30, 31, 9]
+    assert plan.num_claimed == 3
+    assert plan_prompt([1], FACTS, [9], link_tail=9, inject=True).num_claimed == 1
+
+
+def test_order() -> None:
+    assert order_facts([4, 1, 3], "relevance") == [3, 1, 4]
+    assert order_facts([4, 1, 3], "stored") == [1, 3, 4]
+
+
+def in_order(messages: list[dict[str, Any]], arguments: dict[str, Any]) -> str:
+    return "".join(f"<{m['role']}>{m['content']}" for m in messages) + "<assistant>"
+
+
+def system_last(messages: list[dict[str, Any]], arguments: dict[str, Any]) -> str:
+    system = "".join(m["content"] for m in messages if m["role"] == "system")
+    rest = [m for m in messages if m["role"] != "system"]
+    return "".join(f"<{m['role']}>{m['content']}" for m in rest[:-1]) + system + rest[-1]["content"]
+
+
+def no_memory(messages: list[dict[str, Any]], arguments: dict[str, Any]) -> str:
+    return "<fixed>"
+
+
+def template(render: Any) -> Template:
+    return Template(render, lambda text: [ord(char) for char in text], PromptConfig())
+
+
+def test_role_of_the_memory() -> None:
+    assert template(in_order).preamble().role == "system"
+    assert template(system_last).preamble().role == "user"
+    with pytest.raises(UnsupportedModelError, match="chat template"):
+        template(no_memory).preamble()
+
+
+def test_system_text_of_the_client_stands_behind_the_facts() -> None:
+    messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}]
+    halves = template(in_order).split(messages, "system", {})
+    assert halves is not None
+    assert "Be kind." not in halves[0]
+    assert "Be kind." in halves[1]
+    assert messages[0]["content"] == "Be kind."
