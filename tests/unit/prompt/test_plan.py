@@ -45,7 +45,8 @@ def in_order(messages: list[dict[str, Any]], arguments: dict[str, Any]) -> str:
 def system_last(messages: list[dict[str, Any]], arguments: dict[str, Any]) -> str:
     system = "".join(m["content"] for m in messages if m["role"] == "system")
     rest = [m for m in messages if m["role"] != "system"]
-    return "".join(f"<{m['role']}>{m['content']}" for m in rest[:-1]) + system + rest[-1]["content"]
+    before = "".join(f"<{m['role']}>{m['content']}" for m in rest[:-1])
+    return f"{before}<user>{system}{rest[-1]['content']}"
 
 
 def no_memory(messages: list[dict[str, Any]], arguments: dict[str, Any]) -> str:
