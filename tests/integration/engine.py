@@ -35,6 +35,8 @@ MAX_LEN = 1024
 OPTIONS: dict[str, Any] = {
     "skip_tokenizer_init": True,
     "block_size": BLOCK,
+    # A small cache; the encoder's pool of rows is as large.
+    "num_gpu_blocks_override": 256,
     "gpu_memory_utilization": 0.2,
 }
 _SALTS = count()
@@ -222,16 +224,14 @@ def serve(
         str(model),
         dtype="float32",
         enforce_eager=True,
-        max_model_len=MAX_LEN,
         distributed_executor_backend="uni",
-        enable_prefix_caching=True,
         kv_transfer_config=KVTransferConfig(
             kv_connector="InferScaleConnector",
             kv_connector_module_path="inferscale_runtime.connector.facade",
             kv_role="kv_consumer",
             kv_connector_extra_config={"inferscale": config},
         ),
-        **(OPTIONS | options),
+        **(OPTIONS | {"enable_prefix_caching": True, "max_model_len": MAX_LEN} | options),
     )
     core = llm.llm_engine.engine_core
     try:
@@ -275,7 +275,10 @@ def _spy(core: Any, served: Served) -> None:
 
 def assert_same(result: Result, expected: Result) -> None:
     """Token for token, and the first logits within float32 noise."""
-    assert result.tokens == expected.tokens
+    assert result.tokens == expected.tokens, (
+        f"{result.tokens} is not {expected.tokens}; "
+        f"first logprobs differ by {max_difference(result, expected)}"
+    )
     assert max_difference(result, expected) < 1e-3
 
 
