@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tests.integration.checkpoints import make_checkpoint
 from tests.integration.engine import (
     BLOCK,
@@ -246,44 +245,3 @@ def run_users(
         served.arena.end(lease, submitted=True)
         assert served.leases[lease.slot, 1] == LEASE_FREE
     return results, expected
-
-
-def test_preemption_and_resume(model: Path, memories: list[Memory], tmp_path: Path) -> None:
-    """Without prefix caching, so that a resumed request is loaded again from its start."""
-    preempted = []
-    users = memories[:4]
-    # A request needs about 9 blocks at first and 12 at its end: three start, two end.
-    with serve(
-        model,
-        tmp_path,
-        num_gpu_blocks_override=32,
-        max_model_len=512,
-        enable_prefix_caching=False,
-    ) as served:
-        scheduler = served.llm.llm_engine.engine_core.engine_core.scheduler
-        preempt = scheduler._preempt_request
-
-        def spy(request: Any, *args: Any, **kwargs: Any) -> None:
-            if request.kv_transfer_params:
-                preempted.append(request.request_id)
-            preempt(request, *args, **kwargs)
-
-        scheduler._preempt_request = spy
-        results, expected = run_users(served, users, max_tokens=90)
-        assert preempted
-        assert len(served.loads) == len(users) + len(preempted)
-        for result, text in zip(results, expected, strict=True):
-            assert_same(result, text)
-
-
-def test_byte_cap_defers_but_serves_all(
-    model: Path, memories: list[Memory], tmp_path: Path
-) -> None:
-    rows = len(memories[0].token_ids)
-    per_request = rows * memories[0].kv[0][0].numel() * torch.float32.itemsize
-    assert per_request * USERS > 1 << 20
-    with serve(model, tmp_path, max_step_bytes=1 << 20) as served:
-        results, expected = run_users(served, memories, max_tokens=16)
-        assert any(answer is None for _, answer in served.queries), "nothing was deferred"
-        for result, text in zip(results, expected, strict=True):
-            assert_same(result, text)
