@@ -75,12 +75,13 @@ def open_claim(
         The claim, or None when it is malformed, forged or of another prompt.
     """
     try:
-        assert isinstance(value, dict)
+        if not isinstance(value, dict):
+            return None
         slot, generation = (int(part) for part in value["lease"])
         runs = tuple((int(start), int(rows)) for start, rows in value["runs"])
         claim = Claim(int(value["n"]), runs, slot, generation)
         code = str(value["code"])
-    except (AssertionError, KeyError, TypeError, ValueError):
+    except (KeyError, OverflowError, TypeError, ValueError):
         return None
     # A claim without a salt would publish injected blocks to everybody's prefix cache.
     if not salt or sum(rows for _, rows in claim.runs) != claim.num_tokens:
@@ -88,7 +89,10 @@ def open_claim(
     if not 0 < claim.num_tokens < len(prompt_token_ids):
         return None
     expected = _code(secret, claim, salt, prompt_token_ids)
-    return claim if hmac.compare_digest(expected, code) else None
+    # As bytes: the comparison of strings raises for anything but ASCII.
+    return (
+        claim if hmac.compare_digest(expected.encode(), code.encode("utf-8", "replace")) else None
+    )
 
 
 def cache_salt(

@@ -141,6 +141,8 @@ class Arena:
             submitted: False when the request was refused before it reached the engine.
         """
         with self._lock:
+            if self._leases[lease.slot, 0] != lease.generation:
+                return  # ended before; the slot may belong to another request by now
             if not submitted and self._leases[lease.slot, 1] == LEASE_NEW:
                 self._release(lease)
                 return

@@ -66,6 +66,10 @@ class SlabShape:
         return (self.num_rows, self.num_layers, 2, self.num_kv_heads, self.head_dim)
 
 
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
 def create_run_files(folder: Path, shape: SlabShape) -> None:
     """Creates slab, leases and secret of one server.
 
@@ -77,13 +81,12 @@ def create_run_files(folder: Path, shape: SlabShape) -> None:
         OSError: When the space is not there (``/dev/shm`` too small).
     """
     size = shape.num_rows * shape.row_bytes
-    with open(folder / "slab", "w+b") as stream:
+    with open(folder / "slab", "w+b", opener=_private) as stream:
         # Reserve now: a full tmpfs must be an error at start, not a SIGBUS while serving.
         os.posix_fallocate(stream.fileno(), 0, size)
-    with open(folder / "leases", "w+b") as stream:
+    with open(folder / "leases", "w+b", opener=_private) as stream:
         stream.truncate(NUM_LEASES * 16)
-    descriptor = os.open(folder / "secret", os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as stream:
+    with open(folder / "secret", "wb", opener=_private) as stream:
         stream.write(secrets.token_bytes(SECRET_BYTES))
     # Last, by rename: whoever sees the shape sees all of it.
     (folder / "shape.json.tmp").write_text(json.dumps(asdict(shape)))

@@ -59,3 +59,47 @@ def test_salt_depends_on_everything() -> None:
     assert len(salts) == 6
     assert all(len(salt) == 64 and salt.isalnum() for salt in salts)
     assert cache_salt(b"t" * 32, *base) not in salts
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"n": float("inf")},
+        {"n": float("nan")},
+        {"n": None},
+        {"n": 0},
+        {"n": -5},
+        {"runs": [[0, 5]]},
+        {"runs": [[0]]},
+        {"runs": [[7, 3], [0, 2]]},
+        {"runs": [[0, 2], [7, 3], [9, 0]]},
+        {"runs": [[float("inf"), 5]]},
+        {"lease": [4]},
+        {"lease": [4, 9, 1]},
+        {"code": ""},
+        {"code": None},
+        {"code": "é" * 64},
+        {"code": "\ud800"},
+    ],
+)
+def test_odd_values_are_refused_without_an_exception(change: dict[str, Any]) -> None:
+    value = {**seal_claim(SECRET, CLAIM, "salt", PROMPT), **change}
+    assert open_claim(SECRET, value, "salt", PROMPT) is None
+
+
+@pytest.mark.parametrize("name", ["n", "runs", "lease", "code"])
+def test_missing_parts_are_refused(name: str) -> None:
+    value = seal_claim(SECRET, CLAIM, "salt", PROMPT)
+    del value[name]
+    assert open_claim(SECRET, value, "salt", PROMPT) is None
+
+
+def test_only_claimed_tokens_are_bound_and_one_token_is_left_to_compute() -> None:
+    value = seal_claim(SECRET, CLAIM, "salt", PROMPT)
+    assert open_claim(SECRET, value, "salt", [*PROMPT[:5], 99, 98]) == CLAIM
+    assert open_claim(SECRET, value, "salt", PROMPT[:5]) is None
+    assert open_claim(SECRET, value, "salt", []) is None
+
+
+def test_empty_salt_is_refused_though_sealed() -> None:
+    assert open_claim(SECRET, seal_claim(SECRET, CLAIM, "", PROMPT), "", PROMPT) is None

@@ -9,7 +9,7 @@ import pytest
 from inferscale_runtime.config import PromptConfig
 from inferscale_runtime.errors import UnsupportedModelError
 from inferscale_runtime.prompt.plan import PlannedFact, order_facts, plan_prompt
-from inferscale_runtime.prompt.template import Template
+from inferscale_runtime.prompt.template import Template, insert_memory
 
 FACTS = [
     PlannedFact(0, (10, 11), "a"),
@@ -71,3 +71,67 @@ def test_system_text_of_the_client_stands_behind_the_facts() -> None:
     assert "Be kind." not in halves[0]
     assert "Be kind." in halves[1]
     assert messages[0]["content"] == "Be kind."
+
+
+def test_no_facts() -> None:
+    plan = plan_prompt([1, 2], [], [9], link_tail=3, inject=True)
+    assert (plan.token_ids, plan.num_claimed, plan.keys) == ([1, 2, 9], 2, ())
+    assert (plan.num_facts, plan.num_text_tokens) == (0, 0)
+
+
+def test_the_place_cannot_be_forged() -> None:
+    seen: list[str] = []
+
+    def watching(messages: list[dict[str, Any]], arguments: dict[str, Any]) -> str:
+        seen.append(in_order(messages, arguments))
+        return seen[-1]
+
+    own = template(watching)
+    first = own.split([{"role": "user", "content": "Hi"}], "system", {})
+    # A client that saw an earlier mark writes it into its message: the next one is another.
+    again = own.split([{"role": "user", "content": seen[0]}], "system", {})
+    assert first is not None
+    assert again is not None
+    assert first[0] == again[0]
+    assert seen[0] in again[1]
+
+
+def test_a_dropped_or_repeated_place_is_none() -> None:
+    ask = [{"role": "user", "content": "Hi"}]
+    assert template(no_memory).split(ask, "system", {}) is None
+    twice = template(lambda messages, arguments: 2 * in_order(messages, arguments))
+    assert twice.split(ask, "system", {}) is None
+
+
+def test_a_conversation_without_a_user_has_no_place_in_it() -> None:
+    assert template(in_order).split([{"role": "assistant", "content": "x"}], "user", {}) is None
+
+
+@pytest.mark.parametrize("role", ["system", "user"])
+@pytest.mark.parametrize("opening", ["system", "developer", None])
+def test_insert_memory(role: Any, opening: str | None) -> None:
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
+    if opening:
+        messages.insert(0, {"role": opening, "content": "Be kind."})
+    before = [dict(message) for message in messages]
+    result = insert_memory(messages, "MEMORY ", role)
+    assert messages == before
+    assert result[0]["content"].startswith("MEMORY ")
+    assert "".join(m["content"] for m in result).count("MEMORY ") == 1
+    assert any("Be kind." in m["content"] for m in result) == bool(opening)
+    assert result[-1]["content"].endswith("Hi")
+
+
+def test_empty_contents() -> None:
+    assert insert_memory([{"role": "system"}], "M", "system") == [
+        {"role": "system", "content": "M"}
+    ]
+    assert insert_memory([{"role": "user", "content": None}], "M", "user") == [
+        {"role": "user", "content": "M"}
+    ]
+
+
+def test_a_fact_with_braces_is_text() -> None:
+    own = Template(in_order, lambda text: [ord(char) for char in text], PromptConfig())
+    tokens = own.fact_token_ids("{text} {0}")
+    assert "".join(map(chr, tokens)) == "- {text} {0}\n"

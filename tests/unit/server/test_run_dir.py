@@ -1,0 +1,69 @@
+"""The private folder of a server, and the server's command line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from inferscale_runtime.config import RuntimeConfig
+from inferscale_runtime.errors import ConfigError
+from inferscale_runtime.server.cli import build_command, make_run_dir, register
+
+
+def test_private_and_new(tmp_path: Path) -> None:
+    first, second = make_run_dir(tmp_path), make_run_dir(tmp_path)
+    assert first != second
+    for folder in (first, second):
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert (folder / "lock").stat().st_mode & 0o777 == 0o600
+
+
+def test_stale_folders_go_and_live_ones_stay(tmp_path: Path) -> None:
+    stale = tmp_path / "inferscale-dead"
+    stale.mkdir()
+    (stale / "lock").touch()
+    (stale / "slab").write_bytes(b"x")
+    other = tmp_path / "something-else"
+    other.mkdir()
+    (other / "lock").touch()
+    live = make_run_dir(tmp_path)
+    assert not stale.exists()
+    assert other.exists()
+    make_run_dir(tmp_path)
+    assert live.exists()
+
+
+def test_the_lock_goes_with_the_process(tmp_path: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        make_run_dir(tmp_path)
+        os._exit(0)
+    os.waitpid(child, 0)
+    (gone,) = tmp_path.glob("inferscale-*")
+    kept = make_run_dir(tmp_path)
+    assert list(tmp_path.glob("inferscale-*")) == [kept]
+    assert not gone.exists()
+
+
+def test_root_must_exist(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--run-root"):
+        make_run_dir(tmp_path / "nowhere")
+
+
+def test_command() -> None:
+    parser = argparse.ArgumentParser()
+    register(parser.add_subparsers())
+    arguments = parser.parse_args(
+        ["serve", "--model", "m", "--port", "9", "--", "--max-model-len", "64"]
+    )
+    command = build_command(arguments, RuntimeConfig(store="s", run_dir="r"))
+    assert command[-2:] == ["--max-model-len", "64"]
+    assert "--" not in command
+    assert command[command.index("--host") + 1] == "127.0.0.1"
+    transfer = json.loads(command[command.index("--kv-transfer-config") + 1])
+    own = transfer["kv_connector_extra_config"]["inferscale"]
+    assert RuntimeConfig.model_validate(own) == RuntimeConfig(store="s", run_dir="r")
