@@ -43,9 +43,9 @@ def _config(name: str) -> Any:
 
     shape = dict(SHAPE)
     if name == "gpt2":
-        return hf.GPT2Config(vocab_size=VOCAB, n_embd=128, n_layer=2, n_head=4, n_positions=512)
+        return hf.GPT2Config(vocab_size=VOCAB, n_embd=128, n_layer=2, n_head=4, n_positions=1024)
     if name == "gemma2":
-        return hf.Gemma2Config(**shape, sliding_window=64)
+        return hf.Gemma2Config(**(shape | {"tie_word_embeddings": True}), sliding_window=64)
     if name == "llama":
         return hf.LlamaConfig(**shape, rope_parameters=PLAIN_ROPE)
     if name == "llama3":

@@ -1,6 +1,6 @@
 """Harness: encodes random facts, puts them in an arena and runs real vLLM engines over them.
 
-One engine lives at a time; ``close_engine`` undoes vLLM's process-wide state, so that one pytest
+One engine lives at a time; ``only_engine`` undoes vLLM's process-wide state, so that one pytest
 process can start many.
 """
 
@@ -69,13 +69,31 @@ class Memory:
         return tuple(token for piece in self.pieces for token in piece)
 
 
-def close_engine(engine_core: Any) -> None:
+_OPEN: list[Path] = []
+
+
+@contextmanager
+def only_engine(model: Path) -> Iterator[None]:
+    """Guards one engine's life, failed starts included.
+
+    vLLM keeps one worker connector per process: a second engine would silently load through the
+    first one's, from the first one's slab.
+    """
+    assert not _OPEN, f"an engine of {_OPEN[0]} is still open"
+    _OPEN.append(model)
+    try:
+        yield
+    finally:
+        _OPEN.clear()
+        _clean_process()
+
+
+def _clean_process() -> None:
     """Undoes what vLLM keeps per process."""
     from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
     from vllm.model_executor.layers import rotary_embedding
 
-    engine_core.shutdown()
     ensure_kv_transfer_shutdown()
     cleanup_dist_env_and_memory()
     # Memoised rotary modules carry the capture hooks, and would pass for the next model's own.
@@ -86,13 +104,12 @@ def close_engine(engine_core: Any) -> None:
 @contextmanager
 def encoder(model: Path) -> Iterator[EncodeEngine]:
     """The encoder's engine."""
-    engine = EncodeEngine(str(model), "float32", MAX_LEN, **OPTIONS)
-    core = engine._llm.llm_engine.engine_core
-    try:
-        yield engine
-    finally:
-        engine.close()
-        close_engine(core)
+    with only_engine(model):
+        engine = EncodeEngine(str(model), "float32", MAX_LEN, **OPTIONS)
+        try:
+            yield engine
+        finally:
+            engine.close()
 
 
 def encode(engine: EncodeEngine, pieces: Sequence[tuple[int, ...]]) -> Memory:
@@ -220,38 +237,39 @@ def serve(
     config = RuntimeConfig(
         run_dir=str(run_dir), tiers=TierConfig(max_step_bytes=max_step_bytes)
     ).model_dump(mode="json")
-    llm = LLM(
-        str(model),
-        dtype="float32",
-        enforce_eager=True,
-        distributed_executor_backend="uni",
-        kv_transfer_config=KVTransferConfig(
-            kv_connector="InferScaleConnector",
-            kv_connector_module_path="inferscale_runtime.connector.facade",
-            kv_role="kv_consumer",
-            kv_connector_extra_config={"inferscale": config},
-        ),
-        **(OPTIONS | {"enable_prefix_caching": True, "max_model_len": MAX_LEN} | options),
-    )
-    core = llm.llm_engine.engine_core
-    try:
-        model_config = llm.llm_engine.vllm_config.model_config
-        parallel = llm.llm_engine.vllm_config.parallel_config
-        shape = SlabShape(
-            rows,
-            model_config.get_num_layers(parallel),
-            model_config.get_total_num_kv_heads(),
-            model_config.get_head_size(),
-            "float32",
+    with only_engine(model):
+        llm = LLM(
+            str(model),
+            dtype="float32",
+            enforce_eager=True,
+            distributed_executor_backend="uni",
+            kv_transfer_config=KVTransferConfig(
+                kv_connector="InferScaleConnector",
+                kv_connector_module_path="inferscale_runtime.connector.facade",
+                kv_role="kv_consumer",
+                kv_connector_extra_config={"inferscale": config},
+            ),
+            **(OPTIONS | {"enable_prefix_caching": True, "max_model_len": MAX_LEN} | options),
         )
-        create_run_files(run_dir, shape)
-        leases = map_leases(run_dir)
-        arena = Arena(map_slab(run_dir, shape), leases)
-        served = Served(llm, arena, leases, load_secret(run_dir))
-        _spy(core, served)
-        yield served
-    finally:
-        close_engine(core)
+        core = llm.llm_engine.engine_core
+        try:
+            model_config = llm.llm_engine.vllm_config.model_config
+            parallel = llm.llm_engine.vllm_config.parallel_config
+            shape = SlabShape(
+                rows,
+                model_config.get_num_layers(parallel),
+                model_config.get_total_num_kv_heads(),
+                model_config.get_head_size(),
+                "float32",
+            )
+            create_run_files(run_dir, shape)
+            leases = map_leases(run_dir)
+            arena = Arena(map_slab(run_dir, shape), leases)
+            served = Served(llm, arena, leases, load_secret(run_dir))
+            _spy(core, served)
+            yield served
+        finally:
+            core.shutdown()
 
 
 def _spy(core: Any, served: Served) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.integration.checkpoints import make_checkpoint
 from tests.integration.engine import (
     BLOCK,
@@ -76,6 +77,72 @@ def put_once(served: Served, prefix: str, memory: Memory) -> list[str]:
 
 def prompt(memory: Memory, tail: tuple[int, ...] = TAIL) -> tuple[int, ...]:
     return (*memory.token_ids, *tail)
+
+
+# These two have an engine of their own, so they run before ``served`` is opened.
+def run_users(
+    served: Served, memories: list[Memory], max_tokens: int
+) -> tuple[list[Result], list[Result]]:
+    """All users at once, as text and injected."""
+    served.put("a", memories[0])
+    requests, leases, texts = [], [], []
+    for user, memory in enumerate(memories):
+        user_keys = put_once(served, f"user{user}-", memory)
+        ids, salt = prompt(memory), new_salt()
+        lease = served.lease(user_keys)
+        leases.append(lease)
+        requests.append(
+            served.request(ids, salt, served.seal(lease, ids, salt), max_tokens=max_tokens)
+        )
+        texts.append(served.request(ids, new_salt(), max_tokens=max_tokens))
+    expected = [served.run([text])[0] for text in texts]
+    served.queries.clear()
+    results = served.run(requests)
+    for lease in leases:
+        served.arena.end(lease, submitted=True)
+        assert served.leases[lease.slot, 1] == LEASE_FREE
+    return results, expected
+
+
+def test_preemption_and_resume(model: Path, memories: list[Memory], tmp_path: Path) -> None:
+    """Without prefix caching, so that a resumed request is loaded again from its start."""
+    preempted = []
+    users = memories[:4]
+    # A request needs about 9 blocks at first and 12 at its end: three start, two end.
+    with serve(
+        model,
+        tmp_path,
+        num_gpu_blocks_override=32,
+        max_model_len=512,
+        enable_prefix_caching=False,
+    ) as served:
+        scheduler = served.llm.llm_engine.engine_core.engine_core.scheduler
+        preempt = scheduler._preempt_request
+
+        def spy(request: Any, *args: Any, **kwargs: Any) -> None:
+            if request.kv_transfer_params:
+                preempted.append(request.request_id)
+            preempt(request, *args, **kwargs)
+
+        scheduler._preempt_request = spy
+        results, expected = run_users(served, users, max_tokens=90)
+        assert preempted
+        assert len(served.loads) == len(users) + len(preempted)
+        for result, text in zip(results, expected, strict=True):
+            assert_same(result, text)
+
+
+def test_byte_cap_defers_but_serves_all(
+    model: Path, memories: list[Memory], tmp_path: Path
+) -> None:
+    rows = len(memories[0].token_ids)
+    per_request = rows * memories[0].kv[0][0].numel() * torch.float32.itemsize
+    assert per_request * USERS > 1 << 20
+    with serve(model, tmp_path, max_step_bytes=1 << 20) as served:
+        results, expected = run_users(served, memories, max_tokens=16)
+        assert any(answer is None for _, answer in served.queries), "nothing was deferred"
+        for result, text in zip(results, expected, strict=True):
+            assert_same(result, text)
 
 
 def test_repeat_uses_the_prefix_cache(
@@ -221,27 +288,3 @@ def test_abort_frees_the_leases(served: Served, keys: list[str], memories: list[
         served.arena.end(lease, submitted=True)
     assert all(served.leases[lease.slot, 1] == LEASE_FREE for lease in leases)
     assert_same(served.inject(keys, ids), served.text(ids))
-
-
-def run_users(
-    served: Served, memories: list[Memory], max_tokens: int
-) -> tuple[list[Result], list[Result]]:
-    """All users at once, as text and injected."""
-    served.put("a", memories[0])
-    requests, leases, texts = [], [], []
-    for user, memory in enumerate(memories):
-        user_keys = put_once(served, f"user{user}-", memory)
-        ids, salt = prompt(memory), new_salt()
-        lease = served.lease(user_keys)
-        leases.append(lease)
-        requests.append(
-            served.request(ids, salt, served.seal(lease, ids, salt), max_tokens=max_tokens)
-        )
-        texts.append(served.request(ids, new_salt(), max_tokens=max_tokens))
-    expected = [served.run([text])[0] for text in texts]
-    served.queries.clear()
-    results = served.run(requests)
-    for lease in leases:
-        served.arena.end(lease, submitted=True)
-        assert served.leases[lease.slot, 1] == LEASE_FREE
-    return results, expected
