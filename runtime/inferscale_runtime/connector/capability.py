@@ -88,11 +88,9 @@ def open_claim(
         return None
     if not 0 < claim.num_tokens < len(prompt_token_ids):
         return None
-    expected = _code(secret, claim, salt, prompt_token_ids)
     # As bytes: the comparison of strings raises for anything but ASCII.
-    return (
-        claim if hmac.compare_digest(expected.encode(), code.encode("utf-8", "replace")) else None
-    )
+    expected = _code(secret, claim, salt, prompt_token_ids).encode()
+    return claim if hmac.compare_digest(expected, code.encode("utf-8", "replace")) else None
 
 
 def cache_salt(
