@@ -53,6 +53,11 @@ class RetrievalConfig(_Section):
     """Facts below this inner product are left out; None keeps all."""
     order: Literal["relevance", "stored"] = "relevance"
     """``relevance`` puts the best fact last, ``stored`` keeps the order of learning."""
+    embedder: str = Field("", max_length=1024)
+    """Embedder of the questions. Empty: the one that the store was encoded with, unless that is an
+    endpoint, which a store may not choose for the server; then ``encoding.embedder``."""
+    embedder_api_key_file: str = Field("", max_length=4096)
+    """File with the API key of an ``openai:`` embedder."""
     unknown_user: Literal["empty", "error"] = "empty"
     """What an unknown user means: no memory, or HTTP 404."""
 

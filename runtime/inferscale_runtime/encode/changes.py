@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -113,6 +114,11 @@ def plan_encoding(
     fact_texts = {fact.id: fact.text for fact in memory.facts}
     turns = {turn.id: turn for turn in memory.turns}
 
+    @cache
+    def turn_ids(identity: str) -> tuple[int, ...]:
+        turn = turns[identity]
+        return tuple(template.tokenize(f"{turn.speaker}: {turn.text}\n"))
+
     def fact_ids(identity: str) -> tuple[int, ...]:
         if identity not in tokens:
             tokens[identity] = tuple(template.fact_token_ids(fact_texts[identity]))
@@ -121,16 +127,16 @@ def plan_encoding(
     plans, too_long = [], []
     for index, fact in enumerate(memory.facts):
         ids = fact_ids(fact.id)
-        if fact.id in segments and segments[fact.id].token_ids == ids:
+        old = segments.get(fact.id)
+        # Neighbours change with every new fact, which does not make older segments stale; any other
+        # context changes only when what it names has changed or moved.
+        if old is not None and old.token_ids == ids and policy.needs_embeddings:
             continue
         if len(preamble) + len(ids) > max_tokens:
             too_long.append(fact)
             continue
         chosen = policy.select(index, memory.facts, memory.turns, memory.embeddings)
-        parts = [
-            ("turn", i, tuple(template.tokenize(f"{turns[i].speaker}: {turns[i].text}\n")))
-            for i in chosen.turn_ids
-        ]
+        parts = [("turn", i, turn_ids(i)) for i in chosen.turn_ids]
         parts += [("fact", i, fact_ids(i)) for i in chosen.fact_ids]
         room = max_tokens - len(preamble) - len(ids)
         # The nearest context stands last and matters most, so the front is cut.
@@ -148,5 +154,7 @@ def plan_encoding(
         )
         # Two users with the same fact have segments of their own: the key names the user.
         key = segment_key(ids, [(memory.user, ()), (key, ())], fingerprint)
+        if old is not None and old.key == key and old.token_ids == ids:
+            continue
         plans.append(EncodePlan(fact, key, ids, context, (*preamble, *before, *ids)))
     return plans, too_long

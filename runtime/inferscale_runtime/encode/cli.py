@@ -54,6 +54,7 @@ def register(subparsers: Any) -> None:
     encode.add_argument("--config", help="RuntimeConfig as JSON")
     encode.add_argument("--policy", help="context policy, for example neighbours:10")
     encode.add_argument("--embedder", help="minilm, a folder, or openai:MODEL@URL")
+    encode.add_argument("--embedder-api-key-file", help="API key of an openai: embedder")
     encode.add_argument("--dtype", default="auto", help="vLLM dtype of model and KV")
     encode.add_argument("--max-model-len", type=int, help="longest prompt in tokens")
     encode.add_argument(
@@ -77,6 +78,9 @@ def run_encode(arguments: argparse.Namespace) -> int:
         if value
     }
     config = config.model_copy(update={"encoding": config.encoding.model_copy(update=changes)})
+    if arguments.embedder_api_key_file:
+        key = {"embedder_api_key_file": arguments.embedder_api_key_file}
+        config = config.model_copy(update={"retrieval": config.retrieval.model_copy(update=key)})
     shard = parse_shard(arguments.shard)
     from inferscale_runtime.encode.input import read_input
 

@@ -166,7 +166,10 @@ class EncodeJob:
 
     def _commit_facts(self, given: UserInput) -> UserMemory:
         if self._embedder is None:
-            self._embedder = load_embedder(self._config.encoding.embedder)
+            self._embedder = load_embedder(
+                self._config.encoding.embedder,
+                api_key_file=self._config.retrieval.embedder_api_key_file or None,
+            )
         old = self._store.read_user(given.user)
         memory, todo = merge_memory(given.user, old, given.facts, given.turns, self._embedder.name)
         if todo:

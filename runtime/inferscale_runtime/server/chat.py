@@ -7,7 +7,8 @@ which takes the prompt's token ids from ``kv_transfer_params.prompt_token_ids``.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -91,7 +92,10 @@ def refuse(request: MemoryChatRequest) -> JSONResponse | None:
 
 
 def blocked_reason(request: MemoryChatRequest) -> str | None:
-    """Request options under which vLLM ignores computed tokens."""
+    """Request options under which nothing can be injected."""
+    if (request.n or 1) > 1:
+        # The samples are requests of their own in the engine and would share one lease.
+        return "several_samples"
     if request.prompt_logprobs is not None:
         return "prompt_logprobs"
     if getattr(request, "use_beam_search", False):
@@ -100,20 +104,32 @@ def blocked_reason(request: MemoryChatRequest) -> str | None:
 
 
 async def stream_with_usage(
-    generator: AsyncGenerator[str, None], service: MemoryService, prepared: Prepared
+    generator: AsyncGenerator[str, None], prepared: Prepared
 ) -> AsyncGenerator[str, None]:
-    """Adds ``usage.memory`` to the chunks that carry usage and ends the lease at the end."""
+    """Adds ``usage.memory`` to the chunks that carry usage."""
     usage = prepared.usage.as_dict()
-    try:
-        async for chunk in generator:
-            if '"usage":{' in chunk and chunk.startswith("data: {"):
-                body = json.loads(chunk[len("data: ") :])
-                if isinstance(body.get("usage"), dict):
-                    body["usage"]["memory"] = usage
-                    chunk = f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
-            yield chunk
-    finally:
-        service.end(prepared)
+    async for chunk in generator:
+        if '"usage":{' in chunk and chunk.startswith("data: {"):
+            body = json.loads(chunk[len("data: ") :])
+            if isinstance(body.get("usage"), dict):
+                body["usage"]["memory"] = usage
+                chunk = f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
+        yield chunk
+
+
+class LeasedStream(StreamingResponse):
+    """A streamed answer that ends its lease even if the client left before the first chunk."""
+
+    def __init__(self, content: Any, end: Callable[[], None], headers: dict[str, str]) -> None:
+        super().__init__(content, media_type="text/event-stream", headers=headers)
+        self._end = end
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Sends the stream, then ends the lease however the sending went."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._end()
 
 
 async def _prepare(
@@ -189,12 +205,11 @@ def attach_chat(app: FastAPI) -> None:
                 service.end(prepared)
                 body["usage"]["memory"] = prepared.usage.as_dict()
             return JSONResponse(body)
-        headers = {}
-        if prepared is not None:
-            headers["x-inferscale-memory"] = json.dumps(prepared.usage.as_dict())
-            result = stream_with_usage(result, service, prepared)
         arguments = getattr(raw_request.app.state, "args", None)
         interval = float(getattr(arguments, "sse_keep_alive_interval", 0))
-        return StreamingResponse(
-            with_sse_keep_alive(result, interval), media_type="text/event-stream", headers=headers
-        )
+        if prepared is None:
+            stream = with_sse_keep_alive(result, interval)
+            return StreamingResponse(stream, media_type="text/event-stream")
+        stream = with_sse_keep_alive(stream_with_usage(result, prepared), interval)
+        headers = {"x-inferscale-memory": json.dumps(prepared.usage.as_dict())}
+        return LeasedStream(stream, partial(service.end, prepared), headers)

@@ -36,6 +36,9 @@ def register(subparsers: Any) -> None:
     serve.add_argument("--port", type=int, default=8000)
     serve.add_argument("--dtype", default="auto", help="vLLM dtype; as in 'inferscale encode'")
     serve.add_argument("--served-model-name", help="model name in requests")
+    serve.add_argument(
+        "--embedder", help="embedder of the questions; that of the store unless it is an endpoint"
+    )
     serve.add_argument("--dram-bytes", type=int, help="size of the DRAM arena")
     serve.add_argument("--run-root", default="/dev/shm", help="tmpfs folder for the arena")
     serve.add_argument("vllm_args", nargs=argparse.REMAINDER, help="-- and vLLM arguments")
@@ -56,12 +59,16 @@ def make_run_dir(root: Path) -> Path:
                 shutil.rmtree(folder, ignore_errors=True)
         except OSError:
             continue  # alive, or another user's
-    folder = root / f"inferscale-{secrets.token_hex(8)}"
-    folder.mkdir(mode=0o700)
-    descriptor = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+    name = f"inferscale-{secrets.token_hex(8)}"
+    # Locked under a name that the sweep above does not match, then renamed: no other start can take
+    # a folder without a lock for a dead one.
+    hidden = root / f".{name}"
+    hidden.mkdir(mode=0o700)
+    descriptor = os.open(hidden / "lock", os.O_CREAT | os.O_RDWR, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     os.set_inheritable(descriptor, True)
-    return folder
+    hidden.rename(root / name)
+    return root / name
 
 
 def build_command(arguments: argparse.Namespace, config: RuntimeConfig) -> list[str]:
@@ -92,6 +99,9 @@ def run_serve(arguments: argparse.Namespace) -> int:
         if arguments.dram_bytes < 1 << 20:
             raise ConfigError(f"--dram-bytes {arguments.dram_bytes}: at least 1048576")
         tiers["dram_bytes"] = arguments.dram_bytes
+    if arguments.embedder:
+        retrieval = config.retrieval.model_copy(update={"embedder": arguments.embedder})
+        config = config.model_copy(update={"retrieval": retrieval})
     run_dir = make_run_dir(Path(arguments.run_root))
     config = config.model_copy(
         update={"run_dir": str(run_dir), "tiers": config.tiers.model_copy(update=tiers)}

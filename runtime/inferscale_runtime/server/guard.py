@@ -26,7 +26,9 @@ def forbidden_field(body: bytes) -> str | None:
     Args:
         body: Raw request body; anything that is not JSON is left to the route.
     """
-    if not any(name.encode() in body for name in FORBIDDEN) and b"\\u" not in body:
+    # Escapes and UTF-16/32 (which hold NUL bytes) hide the names from a plain search.
+    hidden = b"\\u" in body or b"\0" in body
+    if not hidden and not any(name.encode() in body for name in FORBIDDEN):
         return None
     try:
         value = json.loads(body)
@@ -45,9 +47,17 @@ def forbidden_field(body: bytes) -> str | None:
 
 
 def _holds(value: dict[str, Any], name: str) -> bool:
-    if value.get(name) is not None:
-        return True
-    return any(isinstance(inner, dict) and _holds(inner, name) for inner in value.values())
+    # A stack of our own: a client chooses the depth.
+    stack: list[Any] = [value]
+    while stack:
+        current = stack.pop()
+        if isinstance(current, list):
+            stack.extend(current)
+        elif isinstance(current, dict):
+            if current.get(name) is not None:
+                return True
+            stack.extend(current.values())
+    return False
 
 
 class FieldGuard:

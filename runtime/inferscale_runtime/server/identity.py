@@ -25,6 +25,7 @@ class Identity:
         fingerprint: Digest, or ``""`` when the store has no encoding for this model.
         preamble_kv: ``[num_tokens, num_layers, 2, num_kv_heads, head_dim]``, or None.
         reason: Why nothing can be injected, or None.
+        embedder: Embedder that the store was encoded with, ``""`` when unknown.
     """
 
     template: Template
@@ -32,6 +33,7 @@ class Identity:
     fingerprint: str
     preamble_kv: torch.Tensor | None
     reason: str | None
+    embedder: str = ""
 
 
 def find_identity(
@@ -68,7 +70,7 @@ def find_identity(
         policy = str(fields.get("policy"))
         own = make_fingerprint(vllm_config, digest, preamble.token_ids, prompt, policy)
         if own.digest == name and tuple(token_ids) == preamble.token_ids:
-            identity = Identity(template, preamble, name, kv, None)
+            identity = Identity(template, preamble, name, kv, None, str(fields.get("embedder", "")))
             if policy == config.encoding.policy:
                 return identity
             found.append(identity)
@@ -76,3 +78,18 @@ def find_identity(
         return found[0]
     template = make_template(tokenizer, config.prompt, chat_template)
     return Identity(template, template.preamble(), "", None, reason)
+
+
+def embedder_name(config: RuntimeConfig, stored: str) -> str:
+    """Which embedder reads the questions.
+
+    Args:
+        config: The server's settings.
+        stored: The one that the store names. An endpoint is not taken from there: a store must not
+            choose where questions and an API key are sent.
+    """
+    if config.retrieval.embedder:
+        return config.retrieval.embedder
+    if stored and not stored.startswith("openai:"):
+        return stored
+    return config.encoding.embedder

@@ -20,7 +20,7 @@ from inferscale_runtime.retrieval.embedder import load_embedder
 from inferscale_runtime.server import metrics
 from inferscale_runtime.server.chat import attach_chat
 from inferscale_runtime.server.guard import FieldGuard
-from inferscale_runtime.server.identity import find_identity
+from inferscale_runtime.server.identity import embedder_name, find_identity
 from inferscale_runtime.server.service import MemoryService
 from inferscale_runtime.store.store import Store
 from inferscale_runtime.tiers.arena import Arena
@@ -107,9 +107,13 @@ def _build_service(
     def find() -> Any:
         return find_identity(store, config, vllm_config, digest, tokenizer, chat_template)
 
-    embedder = load_embedder(config.encoding.embedder)
+    identity = find()
+    embedder = load_embedder(
+        embedder_name(config, identity.embedder),
+        api_key_file=config.retrieval.embedder_api_key_file or None,
+    )
     embedder.embed(["warm up"])
-    return MemoryService(config, store, arena, load_secret(folder), find(), embedder), find
+    return MemoryService(config, store, arena, load_secret(folder), identity, embedder), find
 
 
 async def _refresh(service: MemoryService, find: Any) -> None:

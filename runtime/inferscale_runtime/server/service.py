@@ -225,11 +225,14 @@ class MemoryService:
         missing = len(wanted) - len(segments)
         if missing:
             metrics.UNUSABLE_SEGMENTS.labels("missing").inc(missing)
-        if late:
+        if late == "timeout":
             metrics.UNUSABLE_SEGMENTS.labels("timeout").inc()
         if any(s.key in view.damaged for s in segments):
             return "segment_damaged"
-        return late or ("segment_missing" if missing else None)
+        if late or missing:
+            return late or "segment_missing"
+        resident = self._arena.resident([s.key for s in segments])
+        return "evicted" if len(resident) < len({s.key for s in segments}) else None
 
     def _salt(self, user: str, keys: Sequence[str], mode: str) -> str:
         return cache_salt(

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 
-from inferscale_runtime.errors import DamagedStoreError
+from inferscale_runtime.errors import DamagedStoreError, StoreError
 from inferscale_runtime.server import metrics
 from inferscale_runtime.server.users import UserView
 from inferscale_runtime.store.records import Segment
 from inferscale_runtime.store.store import Store
 from inferscale_runtime.tiers.arena import Arena
+
+logger = logging.getLogger("vllm.inferscale.staging")
 
 
 class Staging:
@@ -21,7 +24,7 @@ class Staging:
         self._store = store
         self._arena = arena
         self._timeout = timeout_seconds
-        self._running: dict[str, asyncio.Task[None]] = {}
+        self._running: dict[str, asyncio.Task[str | None]] = {}
 
     async def ensure(self, user: str, view: UserView, segments: Sequence[Segment]) -> str | None:
         """Brings segments into the arena.
@@ -32,7 +35,8 @@ class Staging:
             segments: What the request wants.
 
         Returns:
-            None when the time did not run out; else ``"timeout"``, and the reading goes on.
+            None when all was read; ``"timeout"`` when the reading goes on in the background, or
+            ``"segment_unreadable"`` when the store did not answer.
         """
         resident = self._arena.resident([segment.key for segment in segments])
         missing = [s for s in segments if s.key not in resident and s.key not in view.damaged]
@@ -45,15 +49,24 @@ class Staging:
         waiting = {self._running[s.key] for s in missing if s.key in self._running}
         if not waiting:
             return None
-        _, late = await asyncio.wait(waiting, timeout=self._timeout)
-        return "timeout" if late else None
+        done, late = await asyncio.wait(waiting, timeout=self._timeout)
+        failed = next((reason for task in done if (reason := task.result())), None)
+        return "timeout" if late else failed
 
-    def _read(self, user: str, view: UserView, segments: list[Segment]) -> None:
+    def _read(self, user: str, view: UserView, segments: list[Segment]) -> str | None:
         started = time.perf_counter()
-        for segment, kv in zip(segments, self._store.read_segments(user, segments), strict=True):
+        try:
+            read = self._store.read_segments(user, segments)
+        except (OSError, StoreError) as error:
+            # Object storage may be away for a while: text now, another try with the next request.
+            logger.warning("store: %d segments could not be read: %s", len(segments), error)
+            metrics.UNUSABLE_SEGMENTS.labels("unreadable").inc(len(segments))
+            return "segment_unreadable"
+        for segment, kv in zip(segments, read, strict=True):
             if isinstance(kv, DamagedStoreError):
                 view.damaged.add(segment.key)
                 metrics.UNUSABLE_SEGMENTS.labels("damaged").inc()
             elif not self._arena.put(segment.key, kv):
                 metrics.UNUSABLE_SEGMENTS.labels("full").inc()
         metrics.STAGING_SECONDS.observe(time.perf_counter() - started)
+        return None

@@ -168,10 +168,8 @@ class Arena:
         start = self._take(rows)
         if start is not None:
             return start
-        free = sum(size for _, size in self._free)
-        loose = sum(entry.rows for entry in self._entries.values() if not entry.pins)
-        if free + loose < rows:
-            return None
+        if self._largest_span() < rows:
+            return None  # pinned segments lie in the way: evict nothing in vain
         for key in [key for key, entry in self._entries.items() if not entry.pins]:
             entry = self._entries.pop(key)
             self._give(entry.start, entry.rows)
@@ -180,6 +178,16 @@ class Arena:
             if start is not None:
                 return start
         return None
+
+    def _largest_span(self) -> int:
+        """Most rows in one piece that evicting every unpinned segment would give."""
+        pinned = sorted((e.start, e.rows) for e in self._entries.values() if e.pins)
+        edges = [*pinned, (self._slab.shape[0], 0)]
+        largest, begin = 0, 0
+        for start, rows in edges:
+            largest = max(largest, start - begin)
+            begin = start + rows
+        return largest
 
     def _take(self, rows: int) -> int | None:
         for index, (start, size) in enumerate(self._free):

@@ -84,12 +84,28 @@ def test_the_same_input_needs_nothing() -> None:
 
 
 def test_a_new_fact_leaves_the_others_alone() -> None:
-    new, todo = merge(encoded(memory(), "facts:1", "all"), (Fact("f9", "zz"), *FACTS))
-    assert left(new) == {"facts:1": ALL, "all": ALL}
-    assert todo == [0]
-    assert [p.fact.id for p in plan(new, fingerprint="facts:1")[0]] == ["f9"]
-    assert np.array_equal(new.embeddings[1:], memory().embeddings)
-    assert not new.embeddings[0].any()
+    policies = ("facts:1", "all", "neighbours:2")
+    new, todo = merge(encoded(memory(), *policies), (*FACTS, Fact("f9", "zz")))
+    assert left(new) == dict.fromkeys(policies, ALL)
+    assert todo == [4]
+    for policy in policies:
+        assert [p.fact.id for p in plan(new, policy, policy)[0]] == ["f9"]
+    assert np.array_equal(new.embeddings[:4], memory().embeddings)
+    assert not new.embeddings[4].any()
+
+
+def test_another_order_encodes_what_is_read_differently() -> None:
+    policies = ("facts:1", "all", "neighbours:2", "none")
+    new, todo = merge(encoded(memory(), *policies), (FACTS[1], FACTS[0], *FACTS[2:]))
+    assert todo == []
+    assert left(new) == dict.fromkeys(policies, ALL), "they stay in use until they are read again"
+    again = {name: [p.fact.id for p in plan(new, name, name)[0]] for name in policies}
+    assert again == {
+        "facts:1": ["f1", "f0", "f2"],
+        "all": ["f1", "f0", "f2", "f3"],
+        "neighbours:2": [],
+        "none": [],
+    }
 
 
 def test_a_changed_fact_takes_its_dependents_out_under_every_fingerprint() -> None:

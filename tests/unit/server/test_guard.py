@@ -49,16 +49,14 @@ def test_left_alone(body: bytes) -> None:
     assert forbidden_field(body) is None
 
 
-@pytest.mark.xfail(strict=True, reason="open: json.loads also reads UTF-16, the search does not")
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
 def test_other_encodings_of_json_are_searched_too(encoding: str) -> None:
     assert forbidden_field('{"cache_salt": "x"}'.encode(encoding)) == "cache_salt"
 
 
-@pytest.mark.xfail(strict=True, raises=RecursionError, reason="open: the search itself recurses")
 def test_deep_nesting_is_no_server_error() -> None:
     body = b'{"vllm_xargs":' + b'{"a":' * 900 + b'{"cache_salt":"x"}' + b"}" * 901
-    forbidden_field(body)
+    assert forbidden_field(body) == "vllm_xargs.cache_salt"
 
 
 async def _call(events: list[Event], method: str = "POST") -> tuple[bytes, list[Event], int]:
