@@ -1,13 +1,10 @@
-"""Worker side of the connector: writes stored KV into the paged cache (worker process).
+"""Worker side of the connector (worker process): finds layers, blocks and rope for the writer.
 
-All of a step's loads run before the forward, on the current stream, through each layer's own
-``do_kv_cache_update``: the only writer that is right for every backend's cache layout, and the one
-that quantises for FP8 caches. The rotary tables are those of the module that the model itself uses.
+All of a step's loads run before the forward, on the current stream.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,27 +17,19 @@ from vllm.distributed.parallel_state import (
 from inferscale_runtime.connector.scheduler import InjectionMetadata, Load
 from inferscale_runtime.connector.support import attention_layers, rotary_module
 from inferscale_runtime.errors import ConfigError
-from inferscale_runtime.inject.rotation import rotate_keys
+from inferscale_runtime.inject.writer import LayerTarget, Placement, PortableWriter
 from inferscale_runtime.tiers.slab import load_shape, map_slab
 
 
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    index: int
-    module: Any
-    group: int
-
-
 class WorkerSide:
-    """Gathers, rotates and writes segments."""
+    """Writes segments into this rank's cache."""
 
     def __init__(self, vllm_config: Any, kv_cache_config: Any, run_dir: Path) -> None:
         self._config = vllm_config
         self._kv_cache_config = kv_cache_config
         self._run_dir = run_dir
-        self._slab: torch.Tensor | None = None
-        self._layers: list[_Layer] = []
-        self._heads = slice(0, 0)
+        self._writer: PortableWriter | None = None
+        self._layers: list[LayerTarget] = []
         self._rotary: Any = None
         self._block_size = int(vllm_config.cache_config.block_size)
 
@@ -52,13 +41,13 @@ class WorkerSide:
             for name in group.layer_names
         }
         self._layers = [
-            _Layer(index, module, groups[name])
+            LayerTarget(index, module, groups[name])
             for index, (name, module) in enumerate(attention_layers(self._config))
         ]
         self._rotary = rotary_module(self._config)
 
-    def _open(self) -> torch.Tensor:
-        if self._slab is None:
+    def _open(self) -> PortableWriter:
+        if self._writer is None:
             shape = load_shape(self._run_dir)
             assert shape is not None, "a claim was opened before the slab was there"
             if shape.num_layers != len(self._layers):
@@ -66,51 +55,30 @@ class WorkerSide:
                     f"slab: {shape.num_layers} layers, this rank has {len(self._layers)}; "
                     "pipeline parallelism is not supported"
                 )
-            self._heads = head_range(
+            heads = head_range(
                 shape.num_kv_heads,
                 get_tensor_model_parallel_rank(),
                 get_tensor_model_parallel_world_size(),
             )
-            self._slab = map_slab(self._run_dir, shape)
-        return self._slab
+            self._writer = PortableWriter(map_slab(self._run_dir, shape), heads, self._rotary)
+        return self._writer
 
     def start_load(self, metadata: InjectionMetadata) -> None:
         """Writes every load of this step; returns when the writes are enqueued."""
         for load in metadata.loads:
-            self._load(load)
+            self._open().write(self._layers, self._placements(load))
 
-    def _load(self, load: Load) -> None:
-        slab = self._open()
+    def _placements(self, load: Load) -> list[Placement]:
         rows = torch.cat([torch.arange(start, start + count) for start, count in load.runs])
         rows = rows[load.first : load.last]
         positions = torch.arange(load.first, load.last)
         device = self._layers[0].module.kv_cache.device
-        slots = [slot_mapping(ids, positions, self._block_size) for ids in load.block_ids]
-        cos_sin = self._rotary.cos_sin_cache
-        dtype = self._config.model_config.dtype
-        for layer in self._layers:
-            slot = slots[layer.group]
-            kept = slot >= 0
-            if bool(kept.all()):
-                source, where, target = rows, positions, slot
-            else:  # sliding window: blocks outside the window are null
-                source, where, target = rows[kept], positions[kept], slot[kept]
-            # One gather a layer stays in cache; all layers at once would pass through memory twice.
-            kv = slab[:, layer.index, :, self._heads].index_select(0, source)
-            kv = kv.to(device=device, dtype=dtype, non_blocking=True)
-            keys = rotate_keys(
-                kv[:, 0],
-                where.to(device),
-                cos_sin.to(device=device, dtype=dtype),
-                is_neox=self._rotary.is_neox_style,
-            )
-            layer.module.impl.do_kv_cache_update(
-                layer.module,
-                keys,
-                kv[:, 1].contiguous(),
-                layer.module.kv_cache,
-                target.to(device),
-            )
+        result = []
+        for block_ids in load.block_ids:
+            slots = slot_mapping(block_ids, positions, self._block_size)
+            kept = slots >= 0  # sliding window: blocks outside the window are null
+            result.append(Placement(rows[kept], positions[kept].to(device), slots[kept].to(device)))
+        return result
 
 
 def slot_mapping(

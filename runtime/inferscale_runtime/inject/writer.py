@@ -1,0 +1,95 @@
+"""The portable writer: stored rows to paged cache, layer by layer (needs torch, imports no vLLM).
+
+Every layer writes through its own ``do_kv_cache_update``, the only writer that is right for every
+backend's cache layout and the one that quantises for FP8 caches. Keys are rotated by the very module
+that the model uses, so Llama-3 scaling and linear scaling are inherited bit for bit. One layer's rows
+stay in the processor's cache between gathering, rotating and writing; all layers at once would pass
+through memory three times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Rotate = Callable[[torch.Tensor, torch.Tensor, None], tuple[torch.Tensor, None]]
+"""Rotary module: positions ``[num_tokens]`` and keys ``[num_tokens, num_heads * head_dim]``, which it
+may change in place."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTarget:
+    """Where one layer's rows go.
+
+    Attributes:
+        index: Layer number in the slab.
+        module: vLLM's attention layer.
+        group: Its KV cache group.
+    """
+
+    index: int
+    module: Any
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Rows of the slab and their places, for one KV cache group.
+
+    Attributes:
+        rows: ``[num_tokens]`` int64 rows of the slab, on the CPU.
+        positions: ``[num_tokens]`` int64 prompt positions, on the cache's device.
+        slots: ``[num_tokens]`` int64 cache slots, on the cache's device.
+    """
+
+    rows: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+
+
+class PortableWriter:
+    """Gathers, rotates and writes.
+
+    Args:
+        slab: ``[num_rows, num_layers, 2, num_kv_heads, head_dim]`` on the CPU, keys before rope.
+        heads: KV heads of this rank.
+        rotate: The model's rotary module.
+    """
+
+    def __init__(self, slab: torch.Tensor, heads: slice, rotate: Rotate) -> None:
+        self._slab = slab[:, :, :, heads]
+        self._rotate = rotate
+        self._scratch = torch.empty((2, 0, *self._slab.shape[3:]), dtype=slab.dtype)
+
+    def write(self, layers: Sequence[LayerTarget], placements: Sequence[Placement]) -> None:
+        """Writes one request's rows into all layers, on the current stream.
+
+        Args:
+            layers: The layers of this rank.
+            placements: One for each KV cache group.
+        """
+        for layer in layers:
+            placement = placements[layer.group]
+            keys, values = self._gather(layer.index, placement.rows)
+            device = layer.module.kv_cache.device
+            keys, values = keys.to(device), values.to(device)
+            rotated, _ = self._rotate(placement.positions, keys.flatten(1), None)
+            layer.module.impl.do_kv_cache_update(
+                layer.module,
+                rotated.view(keys.shape),
+                values,
+                layer.module.kv_cache,
+                placement.slots,
+            )
+
+    def _gather(self, layer: int, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        # Fresh memory would cost a page fault every 4 KiB, more than the copy itself.
+        if self._scratch.shape[1] < len(rows):
+            self._scratch = self._scratch.new_empty((2, len(rows), *self._scratch.shape[2:]))
+        keys, values = self._scratch[0, : len(rows)], self._scratch[1, : len(rows)]
+        torch.index_select(self._slab[:, layer, 0], 0, rows, out=keys)
+        torch.index_select(self._slab[:, layer, 1], 0, rows, out=values)
+        return keys, values
