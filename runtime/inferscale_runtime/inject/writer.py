@@ -1,10 +1,10 @@
 """The portable writer: stored rows to paged cache, layer by layer (needs torch, imports no vLLM).
 
 Every layer writes through its own ``do_kv_cache_update``, the only writer that is right for every
-backend's cache layout and the one that quantises for FP8 caches. Keys are rotated by the very module
-that the model uses, so Llama-3 scaling and linear scaling are inherited bit for bit. One layer's rows
-stay in the processor's cache between gathering, rotating and writing; all layers at once would pass
-through memory three times.
+backend's cache layout and the one that quantises for FP8 caches. Keys are rotated by the very
+module that the model uses, so Llama-3 scaling and linear scaling are inherited bit for bit. One
+layer's rows stay in the processor's cache between gathering, rotating and writing; all layers at
+once would pass through memory three times.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 Rotate = Callable[[torch.Tensor, torch.Tensor, None], tuple[torch.Tensor, None]]
-"""Rotary module: positions ``[num_tokens]`` and keys ``[num_tokens, num_heads * head_dim]``, which it
-may change in place."""
+"""Rotary module: positions ``[num_tokens]`` and keys ``[num_tokens, num_heads * head_dim]``, which
+it may change in place."""
 
 
 @dataclass(frozen=True, slots=True)
