@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import os
 import shutil
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+import torch
 from fastapi import FastAPI, Request
 
 from inferscale_runtime import __version__
@@ -107,6 +109,9 @@ def _build_service(
     def find() -> Any:
         return find_identity(store, config, vllm_config, digest, tokenizer, chat_template)
 
+    # The embedder and the engine share the processor. More threads than idle cores only wait for
+    # each other: on two cores planning took 25 to 145 ms instead of 21 to 58 (measured).
+    torch.set_num_threads(max(1, min(4, (os.cpu_count() or 2) // 2)))
     identity = find()
     embedder = load_embedder(
         embedder_name(config, identity.embedder),
