@@ -20,6 +20,14 @@ if ROOT not in sys.path:
 
 
 @pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """Folder of SmolLM2-135M-Instruct, shared with the demo."""
+    from inferscale_runtime.demo.model import build_smollm2
+
+    return build_smollm2(Path(ROOT) / "build" / "demo" / "model")
+
+
+@pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of the tiny checkpoints."""
     return tmp_path_factory.mktemp("checkpoints")

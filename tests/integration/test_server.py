@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,15 +16,13 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.integration.commands import ENVIRONMENT, command, run_cli, sample_facts
 
-from inferscale_runtime.demo.model import build_smollm2
-from inferscale_runtime.demo.run import SAMPLE
 from inferscale_runtime.encode.changes import merge_memory
 from inferscale_runtime.store.store import Store
 
 pytestmark = pytest.mark.vllm
 
-ROOT = Path(__file__).resolve().parents[2]
 NUM_FACTS = 20
 QUESTIONS = [
     "What is my dog called?",
@@ -53,27 +49,14 @@ QUESTIONS = [
 SERVER_FLAGS = ["--", "--enforce-eager", "--kv-cache-memory-bytes", str(1 << 30)]
 
 
-def run_cli(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "inferscale_runtime.cli", *args],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-    )
-
-
 def write_input(path: Path) -> None:
-    sample = [json.loads(line) for line in SAMPLE.read_text().splitlines()]
-    facts = [line for line in sample if line["kind"] == "fact"][:NUM_FACTS]
+    facts = sample_facts(NUM_FACTS)
     lines = [dict(fact, user="exact") for fact in facts]
     for user in ("damaged", "missing", "changing"):
         lines += [dict(fact, user=user) for fact in facts[:4]]
     # Both twins own the last fact; what was read before it differs.
     lines += [dict(fact, user="twin-a") for fact in (facts[0], facts[9])]
     lines += [dict(fact, user="twin-b") for fact in (facts[5], facts[6], facts[9])]
-    for line in lines:
-        line.pop("turn", None)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
@@ -82,15 +65,11 @@ def serve(model: Path, store: Path, dtype: str, log: Path) -> Iterator[httpx.Cli
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-P", "-m", "inferscale_runtime.cli", "serve"]
-    command += ["--model", str(model), "--store", str(store), "--dtype", dtype]
-    command += ["--port", str(port), "--served-model-name", "smollm2", *SERVER_FLAGS]
+    arguments = ["serve", "--model", str(model), "--store", str(store), "--dtype", dtype]
+    arguments += ["--port", str(port), "--served-model-name", "smollm2", *SERVER_FLAGS]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            command(*arguments), stdout=output, stderr=subprocess.STDOUT, env=ENVIRONMENT
         )
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
@@ -104,6 +83,8 @@ def serve(model: Path, store: Path, dtype: str, log: Path) -> Iterator[httpx.Cli
                 except httpx.TransportError:
                     pass
                 time.sleep(0.5)
+            # The ordinary process split: API server, engine and worker apart.
+            assert "(EngineCore pid=" in log.read_text()
             yield client
     finally:
         process.send_signal(signal.SIGTERM)
@@ -115,15 +96,10 @@ def serve(model: Path, store: Path, dtype: str, log: Path) -> Iterator[httpx.Cli
 
 
 @pytest.fixture(scope="module")
-def model() -> Path:
-    return build_smollm2(ROOT / "build" / "demo" / "model")
-
-
-@pytest.fixture(scope="module")
-def store(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def store(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("encode")
     write_input(folder / "input.jsonl")
-    arguments = ["encode", "--input", str(folder / "input.jsonl"), "--model", str(model)]
+    arguments = ["encode", "--input", str(folder / "input.jsonl"), "--model", str(smollm2)]
     arguments += ["--store", str(folder / "store"), "--dtype", "float32", "--policy", "all"]
     first = run_cli(*arguments)
     assert first.returncode == 0, first.stderr
@@ -156,10 +132,10 @@ def flip_kv_bytes(store: Path, user: str) -> None:
 
 @pytest.fixture(scope="module")
 def client(
-    model: Path, store: Path, tmp_path_factory: pytest.TempPathFactory
+    smollm2: Path, store: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[httpx.Client]:
     log = tmp_path_factory.mktemp("server") / "server.log"
-    with serve(model, store, "float32", log) as opened:
+    with serve(smollm2, store, "float32", log) as opened:
         yield opened
 
 
@@ -356,8 +332,8 @@ def test_too_long_prompt_is_refused_and_releases(client: httpx.Client) -> None:
     assert metric(client, "inferscale_dram_arena_pinned_bytes") == pinned
 
 
-def test_other_fingerprint_is_served_as_text(model: Path, store: Path, tmp_path: Path) -> None:
-    with serve(model, store, "bfloat16", tmp_path / "server.log") as other:
+def test_other_fingerprint_is_served_as_text(smollm2: Path, store: Path, tmp_path: Path) -> None:
+    with serve(smollm2, store, "bfloat16", tmp_path / "server.log") as other:
         answer = ask(other, "Hi", {"user": "twin-a", "k": 2}, max_tokens=2)
     memory = answer["usage"]["memory"]
     assert (memory["mode"], memory["reason"]) == ("text", "fingerprint_mismatch")

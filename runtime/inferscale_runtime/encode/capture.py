@@ -25,6 +25,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.forward_context import get_forward_context, is_forward_context_available
 
 from inferscale_runtime.connector.support import attention_layers, check_model, rotary_module
+from inferscale_runtime.connector.worker import slot_mapping
 from inferscale_runtime.errors import UnsupportedModelError
 
 CAPTURE_CONNECTOR_NAME = "CaptureConnector"
@@ -100,9 +101,7 @@ class CaptureConnector(KVConnectorBase_V1):
         if count and sink.pool is not None:
             end = request.num_prompt_tokens
             positions = torch.arange(end - count, end)
-            blocks = torch.tensor(block_ids, dtype=torch.int64)
-            slots = blocks[positions // sink.block_size] * sink.block_size
-            slots += positions % sink.block_size
+            slots = slot_mapping(tuple(block_ids), positions, sink.block_size)
             sink.captured[request.request_id] = sink.pool.index_select(
                 0, slots.to(sink.pool.device)
             ).cpu()

@@ -77,23 +77,6 @@ class EncodeEngine:
         if self._sink.pool is None:
             raise UnsupportedModelError("model: it has no KV cache to capture")
 
-    @property
-    def max_model_len(self) -> int:
-        """Longest prompt in tokens."""
-        return int(self.vllm_config.model_config.max_model_len)
-
-    @property
-    def kv_shape(self) -> tuple[int, int, int]:
-        """``(num_layers, num_kv_heads, head_dim)`` of the captured rows."""
-        assert self._sink.pool is not None
-        _, layers, _, heads, dim = self._sink.pool.shape
-        return layers, heads, dim
-
-    @property
-    def dtype(self) -> str:
-        """Element type of the captured rows, ``float32`` and the like."""
-        return str(self.vllm_config.model_config.dtype).removeprefix("torch.")
-
     def encode(
         self,
         requests: Iterable[EncodeRequest],

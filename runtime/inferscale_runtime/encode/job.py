@@ -92,13 +92,11 @@ def _engine_config(options: ModelOptions, folder: str) -> Any:
 class EncodeJob:
     """One run of ``inferscale encode``."""
 
-    def __init__(
-        self, config: RuntimeConfig, options: ModelOptions, *, create_store: bool = True
-    ) -> None:
+    def __init__(self, config: RuntimeConfig, options: ModelOptions) -> None:
         from transformers import AutoTokenizer
 
         self._policy: ContextPolicy = parse_policy(config.encoding.policy)
-        self._store = Store.open(config.store, create=create_store)
+        self._store = Store.open(config.store, create=True)
         self._options = options
         self._folder = resolve_model(options.model)
         tokenizer = AutoTokenizer.from_pretrained(self._folder)
@@ -115,7 +113,6 @@ class EncodeJob:
             config.encoding.policy,
         )
         self._embedder: Embedder | None = None
-        self._engine: EncodeEngine | None = None
 
     def run(
         self, users: Mapping[str, UserInput], source: str, shard: tuple[int, int], progress: Any

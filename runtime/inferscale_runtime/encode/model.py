@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from inferscale_runtime.config import PromptConfig
 from inferscale_runtime.errors import ConfigError
@@ -58,6 +58,26 @@ def make_template(tokenizer: Any, prompt: PromptConfig, chat_template: str | Non
     return Template(render, tokenize, prompt)
 
 
+class KVDimensions(TypedDict):
+    """Shape and dtype of one token's KV, over all ranks."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: str
+
+
+def kv_dimensions(vllm_config: Any) -> KVDimensions:
+    """Reads the KV's dimensions from vLLM's resolved configuration."""
+    model = vllm_config.model_config
+    return KVDimensions(
+        num_layers=model.get_num_layers(vllm_config.parallel_config),
+        num_kv_heads=model.get_total_num_kv_heads(),
+        head_dim=model.get_head_size(),
+        dtype=str(model.dtype).removeprefix("torch."),
+    )
+
+
 def make_fingerprint(
     vllm_config: Any,
     digest: str,
@@ -80,13 +100,10 @@ def make_fingerprint(
     return Fingerprint(
         model_digest=digest,
         architecture=str((model.hf_config.architectures or ["?"])[0]),
-        num_layers=model.get_num_layers(vllm_config.parallel_config),
-        num_kv_heads=model.get_total_num_kv_heads(),
-        head_dim=model.get_head_size(),
         rope={key: rope[key] for key in sorted(rope)},
-        dtype=str(model.dtype).removeprefix("torch."),
         quantization=model.quantization,
         preamble_token_ids=preamble,
         fact_format=prompt.fact_format,
         policy=policy,
+        **kv_dimensions(vllm_config),
     )

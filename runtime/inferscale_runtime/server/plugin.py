@@ -7,6 +7,7 @@ import atexit
 import os
 import shutil
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from fastapi import FastAPI, Request
 
 from inferscale_runtime import __version__
 from inferscale_runtime.config import RuntimeConfig
-from inferscale_runtime.encode.model import resolve_model
+from inferscale_runtime.encode.model import kv_dimensions, resolve_model
 from inferscale_runtime.errors import ConfigError
 from inferscale_runtime.fingerprint import model_digest
 from inferscale_runtime.retrieval.embedder import load_embedder
@@ -85,19 +86,10 @@ def _build_service(
     config: RuntimeConfig, vllm_config: Any, tokenizer: Any, chat_template: str | None
 ) -> tuple[MemoryService, Any]:
     store = Store.open(config.store)
-    model = vllm_config.model_config
-    digest = model_digest(resolve_model(model.model))
-    one_row = SlabShape(
-        1,
-        model.get_num_layers(vllm_config.parallel_config),
-        model.get_total_num_kv_heads(),
-        model.get_head_size(),
-        str(model.dtype).removeprefix("torch."),
-    )
+    digest = model_digest(resolve_model(vllm_config.model_config.model))
+    one_row = SlabShape(num_rows=1, **kv_dimensions(vllm_config))
     rows = max(1, config.tiers.dram_bytes // one_row.row_bytes)
-    shape = SlabShape(
-        rows, one_row.num_layers, one_row.num_kv_heads, one_row.head_dim, one_row.dtype
-    )
+    shape = replace(one_row, num_rows=rows)
     folder = Path(config.run_dir)
     create_run_files(folder, shape)
     arena = Arena(map_slab(folder, shape), map_leases(folder))

@@ -21,7 +21,6 @@ from inferscale_runtime.server.identity import Identity
 from inferscale_runtime.server.options import MemoryOptions, MemoryUsage
 from inferscale_runtime.server.staging import Staging
 from inferscale_runtime.server.users import UserCache, UserView
-from inferscale_runtime.store.records import Segment
 from inferscale_runtime.store.store import Store
 from inferscale_runtime.tiers.arena import Arena, Lease
 
@@ -119,9 +118,7 @@ class MemoryService:
             raise UnknownUserError(options.user)
         chosen = await self._retrieve(view, options, messages) if view else []
         if view is None or not chosen:
-            version = view.memory.version if view else 0
-            usage = MemoryUsage("none", store_version=version)
-            prepared = Prepared(None, self._salt(options.user, (), "none"), {}, None, usage)
+            prepared = self._plain(options, view.memory.version if view else 0, None)
         else:
             prepared = await self._plan(
                 identity, view, options, chosen, messages, arguments, blocked
@@ -176,7 +173,7 @@ class MemoryService:
         inject = options.mode == "injected"
         halves = identity.template.split(messages, identity.preamble.role, arguments)
         if halves is None:
-            return self._plain(options, view, "template")
+            return self._plain(options, view.memory.version, "template")
         before = tuple(identity.template.tokenize(halves[0]))
         tail = identity.template.tokenize(halves[1])
         reason = blocked or identity.reason
@@ -188,14 +185,13 @@ class MemoryService:
         facts = view.memory.facts
         segments = [view.segments[facts[n].id] for n in wanted if facts[n].id in view.segments]
         tier = None
-        if inject:
-            resident = self._arena.resident([s.key for s in segments])
-            tier = "dram" if len(resident) == len(segments) else "disk"
-            late = await self._staging.ensure(options.user, view, segments)
-            reason = self._shortfall(view, wanted, segments, late)
         usable = {s.key for s in segments}
         if inject:
-            usable = self._arena.resident([s.key for s in segments])
+            tier = "dram" if self._arena.resident([*usable]) == usable else "disk"
+            late = await self._staging.ensure(options.user, view, segments)
+            resident = self._arena.resident([*usable])
+            reason = self._shortfall(view, len(wanted) - len(segments), usable, resident, late)
+            usable = resident
         planned = [
             PlannedFact(n, view.token_ids(n, identity.template), self._usable_key(view, n, usable))
             for n in chosen
@@ -219,28 +215,28 @@ class MemoryService:
         segment = view.segments.get(view.memory.facts[index].id)
         return segment.key if segment is not None and segment.key in usable else None
 
+    @staticmethod
     def _shortfall(
-        self, view: UserView, wanted: list[int], segments: list[Segment], late: str | None
+        view: UserView, missing: int, wanted: set[str], resident: set[str], late: str | None
     ) -> str | None:
-        missing = len(wanted) - len(segments)
+        """Why some of the wanted segments go as text, or None; counts them."""
         if missing:
             metrics.UNUSABLE_SEGMENTS.labels("missing").inc(missing)
         if late == "timeout":
             metrics.UNUSABLE_SEGMENTS.labels("timeout").inc()
-        if any(s.key in view.damaged for s in segments):
+        if wanted & view.damaged:
             return "segment_damaged"
         if late or missing:
             return late or "segment_missing"
-        resident = self._arena.resident([s.key for s in segments])
-        return "evicted" if len(resident) < len({s.key for s in segments}) else None
+        return "evicted" if resident != wanted else None
 
     def _salt(self, user: str, keys: Sequence[str], mode: str) -> str:
         return cache_salt(
             self._secret, self._config.store, user, self.identity.fingerprint, keys, mode
         )
 
-    def _plain(self, options: MemoryOptions, view: UserView, reason: str) -> Prepared:
-        usage = MemoryUsage("none", store_version=view.memory.version, reason=reason)
+    def _plain(self, options: MemoryOptions, version: int, reason: str | None) -> Prepared:
+        usage = MemoryUsage("none", store_version=version, reason=reason)
         return Prepared(None, self._salt(options.user, (), "none"), {}, None, usage)
 
     def _seal(
