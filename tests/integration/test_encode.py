@@ -82,6 +82,7 @@ def test_errors_name_the_object_and_write_nothing(smollm2: Path, tmp_path: Path)
     assert "long-one" in result.stderr
     assert "word word" not in result.stderr
     assert num_segments(store) == 0
+    assert list(Store.open(str(store)).users()) == [], "not even the facts before it"
 
     source = write_facts(tmp_path / "facts.jsonl", 1)
     (tmp_path / "file").write_text("")

@@ -133,33 +133,41 @@ class EncodeJob:
         """
         digest = self.fingerprint.digest
         report = EncodeReport(digest)
+        mine = [given for user, given in users.items() if in_shard(user, *shard)]
+        self._refuse_long_facts(mine, source)
         work: list[tuple[UserMemory, list[EncodePlan]]] = []
-        for user, given in users.items():
-            if in_shard(user, *shard):
-                memory = self._commit_facts(given)
-                plans, too_long = plan_encoding(
-                    memory,
-                    self._template,
-                    self._preamble.token_ids,
-                    self._policy,
-                    digest,
-                    self._max_tokens,
-                )
-                if too_long:
-                    raise InputError(
-                        source, 0, "text",
-                        f"fact '{too_long[0].id}' is longer than the model's "
-                        f"{self._max_tokens} tokens",
-                        "Split the fact or use a model with a longer context",
-                    )  # fmt: skip
-                report.users += 1
-                report.facts += len(memory.facts)
-                if plans:
-                    work.append((memory, plans))
+        for given in mine:
+            memory = self._commit_facts(given)
+            plans, _ = plan_encoding(
+                memory,
+                self._template,
+                self._preamble.token_ids,
+                self._policy,
+                digest,
+                self._max_tokens,
+            )
+            report.users += 1
+            report.facts += len(memory.facts)
+            if plans:
+                work.append((memory, plans))
         needs_preamble = self._store.read_preamble(digest) is None
         if work or needs_preamble:
             self._encode(work, needs_preamble, report, progress)
         return report
+
+    def _refuse_long_facts(self, users: list[UserInput], source: str) -> None:
+        """Looks at all facts before anything is written."""
+        room = self._max_tokens - len(self._preamble.token_ids)
+        for given in users:
+            for fact in given.facts:
+                if len(self._template.fact_token_ids(fact.text)) > room:
+                    raise InputError(
+                        source,
+                        0,
+                        "text",
+                        f"fact '{fact.id}' is longer than the model's {self._max_tokens} tokens",
+                        "Split the fact or use a model with a longer context",
+                    )
 
     def _commit_facts(self, given: UserInput) -> UserMemory:
         if self._embedder is None:
