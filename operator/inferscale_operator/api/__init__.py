@@ -1,0 +1,1 @@
+"""The two kinds as pydantic models: the one source of schema, defaults and reference pages."""

@@ -1,0 +1,306 @@
+"""``MemoryStore``: whose facts, encoded for which model, kept where."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from inferscale_operator.api.base import (
+    ConditionList,
+    Model,
+    ObjectName,
+    Quantity,
+    Scheduling,
+    SecretKeyRef,
+    SecretRef,
+    Struct,
+    rule,
+    rules,
+)
+from inferscale_runtime.config import DEFAULT_FOOTER, DEFAULT_HEADING
+
+POLICY_PATTERN = r"^(none|all|(turns|facts|neighbours):[1-9][0-9]{0,3})$"
+EMBEDDER_PATTERN = r"^(minilm|/[^\s]+|openai:[^@\s]+@https?://[^\s]+)$"
+
+
+class Prompt(Struct):
+    """Fixed texts around the facts. Changing one means encoding again."""
+
+    heading: str = Field(DEFAULT_HEADING, min_length=1, max_length=8192)
+    """What stands before the first fact."""
+    fact_format: str = Field("- {text}\n", max_length=256, pattern=r"^[\s\S]*\{text\}[\s\S]*$")
+    """How one fact is written; ``{text}`` is the fact."""
+    footer: str = Field(DEFAULT_FOOTER, max_length=8192)
+    """What stands between the last fact and the client's own system text."""
+
+
+class Encoding(Struct):
+    """How facts are read."""
+
+    policy: str = Field("neighbours:10", max_length=32, pattern=POLICY_PATTERN)
+    """What is read before a fact: ``none``, ``turns:N``, ``facts:N``, ``neighbours:N``, ``all``."""
+    embedder: str = Field("minilm", max_length=1024, pattern=EMBEDDER_PATTERN)
+    """``minilm``, a folder in the image, or ``openai:MODEL@URL``."""
+    embedder_api_key_secret_ref: SecretKeyRef | None = None
+    """API key of an ``openai:`` embedder."""
+
+
+class ConfigMapSource(Struct):
+    """Facts in a ConfigMap: for samples and small memories. A change is encoded within a minute."""
+
+    name: ObjectName
+    """Name of the ConfigMap."""
+    key: str | None = Field(None, min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")
+    """Key with the JSON Lines. Absent: every key that ends in ``.jsonl``, in order of name."""
+
+
+class PvcSource(Struct):
+    """Facts in a file or folder of an existing claim."""
+
+    claim_name: ObjectName
+    """PersistentVolumeClaim; mounted read-only."""
+    path: str = Field(
+        "",
+        max_length=1024,
+        pattern=r"^([^/.\s][^\s]*)?$",
+        json_schema_extra=rules(rule("!self.contains('..')", "must not contain '..'")),
+    )
+    """File, or folder of ``*.jsonl`` files, inside the claim; the claim's root when empty."""
+
+
+class HttpSource(Struct):
+    """Facts behind an HTTP(S) address."""
+
+    url: str = Field(max_length=2048, pattern=r"^https?://[^\s@]+$")
+    """Address of one JSON Lines document. Credentials go into the Secret, not here."""
+    authorization_secret_ref: SecretKeyRef | None = None
+    """Value of the ``Authorization`` header."""
+
+
+class S3Location(Struct):
+    """An object or prefix in S3-compatible storage."""
+
+    url: str = Field(max_length=1024, pattern=r"^s3://[a-z0-9][-a-z0-9.]{1,61}[a-z0-9](/[^\s]*)?$")
+    """``s3://bucket/key``."""
+    endpoint_url: str | None = Field(None, max_length=1024, pattern=r"^https?://[^\s@]+$")
+    """Endpoint of a compatible service; AWS when absent."""
+    region: str | None = Field(None, max_length=64, pattern=r"^[-a-z0-9]+$")
+    """Region."""
+    credentials_secret_ref: SecretRef | None = None
+    """Secret with ``AWS_ACCESS_KEY_ID`` and ``AWS_SECRET_ACCESS_KEY``; else the pod's identity."""
+
+
+_ONE_SOURCE = (
+    "[has(self.configMap), has(self.pvc), has(self.http), has(self.s3)].filter(x, x).size() == 1"
+)
+
+
+class Source(Struct):
+    """Where the facts come from; exactly one kind."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(_ONE_SOURCE, "set exactly one of configMap, pvc, http and s3"),
+            rule(
+                "!has(self.refresh) || !has(self.configMap)",
+                "refresh is for pvc, http and s3; a ConfigMap is watched",
+            ),
+        )
+    )
+
+    config_map: ConfigMapSource | None = None
+    """A ConfigMap."""
+    pvc: PvcSource | None = None
+    """A file or folder of a claim."""
+    http: HttpSource | None = None
+    """An HTTP(S) address."""
+    s3: S3Location | None = None
+    """An object in S3-compatible storage."""
+    refresh: str | None = Field(None, min_length=9, max_length=64, pattern=r"^\S+( \S+){4}$")
+    """Cron schedule (five fields, UTC) on which the source is read again."""
+
+
+class PvcStorage(Struct):
+    """The store in a volume."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "!(has(self.claimName) && has(self.storageClassName))",
+                "storageClassName is for a claim made by the operator; remove it or claimName",
+            )
+        )
+    )
+
+    claim_name: ObjectName | None = None
+    """Existing claim. Absent: the operator makes one."""
+    size: Quantity = "10Gi"
+    """Size of the claim that the operator makes; may grow where the class allows it."""
+    storage_class_name: ObjectName | None = None
+    """Storage class of that claim; the cluster's default when absent."""
+    access_mode: Literal["ReadWriteOnce", "ReadWriteMany"] = "ReadWriteOnce"
+    """ReadWriteMany is needed when servers run on other nodes than the encoding job."""
+
+
+class Storage(Struct):
+    """Where the store lies; cannot be changed."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule("!(has(self.pvc) && has(self.s3))", "set pvc or s3, not both"),
+        )
+    )
+
+    pvc: PvcStorage | None = None
+    """A volume; the default."""
+    s3: S3Location | None = None
+    """A prefix in S3-compatible storage that holds nothing else."""
+
+
+class Quota(Struct):
+    """Limits; what exceeds them is refused before anything is written."""
+
+    max_bytes: Quantity | None = None
+    """Most bytes of the whole store."""
+    max_facts_per_user: int | None = Field(None, ge=1, le=10_000_000)
+    """Most facts of one user."""
+
+
+class Retention(Struct):
+    """What happens to stored bytes."""
+
+    on_delete: Literal["Erase", "Retain"] = "Erase"
+    """Whether deleting the MemoryStore erases its files. ``Retain`` keeps existing claims and
+    object storage as they are; a claim made by the operator goes in any case."""
+
+
+class Job(Scheduling):
+    """The encoding job."""
+
+    parallelism: int = Field(1, ge=1, le=64)
+    """Pods that encode at once; each takes a share of the users."""
+    kv_cache: Quantity = "1Gi"
+    """Size of the encoding engine's KV cache."""
+    backoff_limit: int = Field(3, ge=0, le=100)
+    """How often a failed job is started again before the operator waits for a change."""
+    timeout_seconds: int = Field(86_400, ge=60, le=31_536_000)
+    """Longest run of one job."""
+
+
+class MemoryStoreSpec(Struct):
+    """Desired state of a memory store."""
+
+    model: Model
+    """The model that the facts are encoded for."""
+    prompt: Prompt = Field(default_factory=Prompt)
+    """Texts around the facts."""
+    encoding: Encoding = Field(default_factory=Encoding)
+    """How facts are read."""
+    source: Source
+    """Where the facts come from."""
+    storage: Storage = Field(
+        default_factory=Storage,
+        json_schema_extra=rules(
+            rule(
+                "has(self.s3) == has(oldSelf.s3)"
+                " && (!has(self.s3) || self.s3.url == oldSelf.s3.url)"
+                " && (has(self.pvc) && has(self.pvc.claimName) ? self.pvc.claimName : '') =="
+                " (has(oldSelf.pvc) && has(oldSelf.pvc.claimName) ? oldSelf.pvc.claimName : '')",
+                "the place of a store cannot be changed; make another MemoryStore",
+            )
+        ),
+    )
+    """Where the store lies."""
+    quota: Quota = Field(default_factory=Quota)
+    """Limits."""
+    retention: Retention = Field(default_factory=Retention)
+    """What happens to stored bytes."""
+    job: Job = Field(default_factory=Job)
+    """The encoding job."""
+    suspend: bool = False
+    """True stops new encoding jobs; what is encoded stays in use."""
+
+
+class StoreFacts(Struct):
+    """Counts of the last complete encoding."""
+
+    users: int = Field(0, ge=0)
+    """Users in the store."""
+    total: int = Field(0, ge=0)
+    """Facts in the source."""
+    encoded: int = Field(0, ge=0)
+    """Facts with KV for the current fingerprint."""
+    summary: str = Field("", max_length=64)
+    """``encoded/total``."""
+
+
+class JobStatus(Struct):
+    """The current or last encoding job."""
+
+    name: str = Field("", max_length=253)
+    """Name of the Job."""
+    input: str = Field("", max_length=64)
+    """Digest of everything that the job was started for."""
+    attempt: int = Field(0, ge=0)
+    """Failed starts for this input."""
+    finished_at: str | None = Field(None, max_length=32, json_schema_extra={"format": "date-time"})
+    """When the last job for this input ended."""
+    last_error: str = Field("", max_length=4096)
+    """Last line of the failed pod."""
+
+
+class ModelShape(Struct):
+    """Shape of the model's KV, as the encoder reported it."""
+
+    num_layers: int = Field(0, ge=0)
+    """Attention layers."""
+    num_kv_heads: int = Field(0, ge=0)
+    """KV heads over all ranks."""
+    head_dim: int = Field(0, ge=0)
+    """Size of one head."""
+    kv_dtype: str = Field("", max_length=32)
+    """Dtype of stored KV."""
+
+
+class MemoryStoreStatus(Struct):
+    """Observed state."""
+
+    observed_generation: int = Field(0, ge=0)
+    """Generation of the spec that this status belongs to."""
+    conditions: ConditionList
+    """``SourceReady``, ``StorageBound``, ``Encoded`` and the summary ``Ready``."""
+    facts: StoreFacts = Field(default_factory=StoreFacts)
+    """Counts."""
+    fingerprint: str = Field("", max_length=128)
+    """Fingerprint of the encoding in use."""
+    encoded_input: str = Field("", max_length=64)
+    """Digest of the spec fields that ``fingerprint`` was encoded from."""
+    store_bytes: int = Field(0, ge=0)
+    """Bytes of the store."""
+    tier: str = Field("", max_length=16)
+    """Where the bytes are kept: ``disk``, or ``object`` for S3."""
+    location: str = Field("", max_length=1024)
+    """Claim or URL of the store."""
+    source_digest: str = Field("", max_length=64)
+    """Digest of a ConfigMap source when it was last encoded."""
+    last_sync_time: str | None = Field(
+        None, max_length=32, json_schema_extra={"format": "date-time"}
+    )
+    """When the source was last read completely."""
+    next_sync_time: str | None = Field(
+        None, max_length=32, json_schema_extra={"format": "date-time"}
+    )
+    """When the schedule reads it next."""
+    job: JobStatus = Field(default_factory=JobStatus)
+    """The encoding job."""
+    model_shape: ModelShape = Field(default_factory=ModelShape)
+    """Shape of the model's KV."""
+
+
+class MemoryStore(Struct):
+    """Facts of people, encoded once for one model."""
+
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    spec: MemoryStoreSpec
+    status: MemoryStoreStatus = Field(default_factory=MemoryStoreStatus)

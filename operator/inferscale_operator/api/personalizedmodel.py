@@ -1,0 +1,266 @@
+"""``PersonalizedModel``: a served model that uses one or more memory stores."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from inferscale_operator.api.base import (
+    ConditionList,
+    Model,
+    ObjectName,
+    Quantity,
+    Scheduling,
+    SecretRef,
+    StoreName,
+    Struct,
+    rule,
+    rules,
+)
+
+OWNED_FLAGS = (
+    "--model",
+    "--store",
+    "--config",
+    "--host",
+    "--port",
+    "--dtype",
+    "--served-model-name",
+    "--revision",
+    "--max-model-len",
+    "--tensor-parallel-size",
+    "-tp",
+    "--kv-transfer-config",
+    "--api-server-count",
+    "--shutdown-timeout",
+    "--api-key",
+)
+"""vLLM flags that have a field of their own, or that injection depends on."""
+
+_OWNED = ", ".join(f"'{flag}'" for flag in OWNED_FLAGS)
+
+
+class StoreReference(Struct):
+    """A MemoryStore of the same namespace."""
+
+    name: StoreName
+    """Name of the MemoryStore."""
+
+
+class Retrieval(Struct):
+    """Which facts a request gets when its body does not say."""
+
+    top_k: int = Field(20, ge=0, le=1000)
+    """Facts per request."""
+    link_tail: int = Field(0, ge=0, le=1000)
+    """How many of the best facts are prefilled over the injected rest instead of being injected."""
+    min_score: float | None = Field(None, ge=-1, le=1)
+    """Facts below this similarity are left out; absent keeps all."""
+    order: Literal["relevance", "stored"] = "relevance"
+    """``relevance`` puts the best fact last, ``stored`` keeps the order of learning."""
+    unknown_user: Literal["empty", "error"] = "empty"
+    """What an unknown user means: no memory, or HTTP 404."""
+
+
+class Tiers(Struct):
+    """Where KV is kept while it is served."""
+
+    dram: Quantity = "1Gi"
+    """Size of the shared-memory arena of each pod. ``/dev/shm`` and the memory request are sized
+    from it, with 20 % on top."""
+    stage_timeout_ms: int = Field(2000, ge=0, le=600_000)
+    """How long a request waits for its facts to be read from disk before they go as text."""
+
+
+class Serving(Scheduling):
+    """The server pods."""
+
+    replicas: int = Field(1, ge=0, le=1000)
+    """Server pods. With an autoscaler it is written by that, through the scale subresource."""
+    tensor_parallel_size: int = Field(1, ge=1, le=64)
+    """GPUs of one server. Must divide the model's KV heads."""
+    engine_args: list[Annotated[str, Field(min_length=1, max_length=1024)]] = Field(
+        default_factory=list,
+        max_length=64,
+        json_schema_extra=rules(
+            rule(
+                f"!self.exists(a, [{_OWNED}].exists(f, a == f || a.startsWith(f + '=')))",
+                "engineArgs must not hold a flag that the operator sets: " + " ".join(OWNED_FLAGS),
+            )
+        ),
+    )
+    """Further arguments of vLLM's server, one word each."""
+    shutdown_timeout_seconds: int = Field(60, ge=0, le=3600)
+    """How long a stopping server may finish the answers that it has begun (vLLM's
+    ``--shutdown-timeout``). The pods' grace period is longer."""
+    startup_timeout_seconds: int = Field(1800, ge=30, le=86_400)
+    """How long a server may take to become ready before it is started again."""
+    spread: Literal["None", "Node", "Zone"] = "Node"
+    """Pods are spread over nodes or zones where possible."""
+
+
+class AutoscalingTarget(Struct):
+    """What one replica should carry."""
+
+    requests: int = Field(8, ge=1, le=100_000)
+    """Running and waiting requests per replica."""
+
+
+class Autoscaling(Struct):
+    """Scaling of replicas, through the scale subresource."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "self.minReplicas <= self.maxReplicas",
+                "minReplicas must not be above maxReplicas",
+            ),
+            rule(
+                "self.provider == 'keda' || self.minReplicas >= 1",
+                "minReplicas 0 needs provider keda",
+            ),
+            rule(
+                "self.provider != 'keda' || has(self.prometheusAddress)",
+                "provider keda needs prometheusAddress",
+            ),
+        )
+    )
+
+    provider: Literal["none", "hpa", "keda"] = "none"
+    """``hpa`` needs a metrics adapter that serves ``vllm_num_requests`` for pods, ``keda`` needs
+    KEDA."""
+    min_replicas: int = Field(1, ge=0, le=1000)
+    """Fewest replicas."""
+    max_replicas: int = Field(4, ge=1, le=1000)
+    """Most replicas."""
+    target: AutoscalingTarget = Field(default_factory=AutoscalingTarget)
+    """What one replica should carry."""
+    prometheus_address: str | None = Field(None, max_length=1024, pattern=r"^https?://[^\s@]+$")
+    """Prometheus that KEDA asks."""
+
+
+class Auth(Struct):
+    """Who may call the server."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "self.mode == 'apiKey' || !has(self.secretRef)",
+                "secretRef is for mode apiKey",
+            )
+        )
+    )
+
+    mode: Literal["none", "apiKey"] = "none"
+    """``apiKey``: requests need ``Authorization: Bearer KEY``. The key does not tell users apart:
+    it is for a trusted backend, which may name any user."""
+    secret_ref: SecretRef | None = None
+    """Secret with the key ``api-key``. Absent: the operator makes one, named after the resource."""
+
+
+class Disruption(Struct):
+    """What voluntary disruptions (node drains) may take away."""
+
+    max_unavailable: int = Field(1, ge=1, le=1000)
+    """Most pods that may be down at once. A PodDisruptionBudget exists from two replicas on."""
+
+
+class NetworkAccess(Struct):
+    """Who may reach the server pods, kept by a NetworkPolicy."""
+
+    enabled: bool = True
+    """False makes no NetworkPolicy."""
+    namespaces: list[Annotated[str, Field(min_length=1, max_length=63)]] = Field(
+        default_factory=list, max_length=64
+    )
+    """Namespaces whose pods may call the server, beside its own."""
+
+
+class PersonalizedModelSpec(Struct):
+    """Desired state of a served model."""
+
+    model: Model
+    """The model; the same as in every one of its stores."""
+    memory_stores: list[StoreReference] = Field(
+        min_length=1,
+        max_length=16,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+    """Stores that requests may use; the first that knows the user, or the one that the request
+    names."""
+    retrieval: Retrieval = Field(default_factory=Retrieval)
+    """Defaults of retrieval."""
+    tiers: Tiers = Field(default_factory=Tiers)
+    """Where KV is kept."""
+    serving: Serving = Field(default_factory=Serving)
+    """The server pods."""
+    autoscaling: Autoscaling = Field(default_factory=Autoscaling)
+    """Scaling."""
+    auth: Auth = Field(default_factory=Auth)
+    """Who may call the server."""
+    disruption: Disruption = Field(default_factory=Disruption)
+    """Voluntary disruptions."""
+    network: NetworkAccess = Field(default_factory=NetworkAccess)
+    """Network access."""
+
+
+class ServedGeneration(Struct):
+    """One generation of servers: a model with one fingerprint for each store."""
+
+    name: str = Field(max_length=253)
+    """Name of its Deployment."""
+    hash: str = Field(max_length=64)
+    """Digest of what makes it a generation of its own."""
+    ready_replicas: int = Field(0, ge=0)
+    """Ready pods."""
+
+
+class PersonalizedModelStatus(Struct):
+    """Observed state."""
+
+    observed_generation: int = Field(0, ge=0)
+    """Generation of the spec that this status belongs to."""
+    conditions: ConditionList
+    """``StoresReady``, ``Compatible``, ``ServerAvailable``, ``RolledOut`` and the summary
+    ``Ready``."""
+    replicas: int = Field(0, ge=0)
+    """Pods of the generation that gets the traffic."""
+    ready_replicas: int = Field(0, ge=0)
+    """Ready pods of that generation."""
+    selector: str = Field("", max_length=1024)
+    """Label selector of the pods, for autoscalers."""
+    serving: ServedGeneration | None = None
+    """The generation that gets the traffic."""
+    next: ServedGeneration | None = None
+    """The generation that is coming up beside it."""
+    endpoint: str = Field("", max_length=1024)
+    """Address of the server inside the cluster."""
+    tier: str = Field("", max_length=64)
+    """Tiers in use, for example ``dram 1Gi``."""
+
+
+class PersonalizedModel(Struct):
+    """A served model with injected memory."""
+
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    spec: PersonalizedModelSpec
+    status: PersonalizedModelStatus = Field(default_factory=PersonalizedModelStatus)
+
+
+__all__ = [
+    "OWNED_FLAGS",
+    "Auth",
+    "Autoscaling",
+    "Disruption",
+    "NetworkAccess",
+    "ObjectName",
+    "PersonalizedModel",
+    "PersonalizedModelSpec",
+    "PersonalizedModelStatus",
+    "Retrieval",
+    "ServedGeneration",
+    "Serving",
+    "StoreReference",
+    "Tiers",
+]

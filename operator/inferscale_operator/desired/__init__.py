@@ -1,0 +1,1 @@
+"""From a custom resource to the manifests of its children; pure: same input, same bytes."""

@@ -1,0 +1,1 @@
+"""Watch, queue and reconcile: the operator's loop."""

@@ -1,0 +1,1 @@
+"""``inferscale up``: the same resources on one machine, containers as local processes."""
