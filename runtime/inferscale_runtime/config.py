@@ -6,9 +6,9 @@ reads this document. The server passes it to both plugins inside ``kv_connector_
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from inferscale_runtime.errors import ConfigError
 
@@ -16,6 +16,8 @@ DEFAULT_HEADING = (
     "You are a helpful assistant who remembers the user. What you know about the user:\n"
 )
 DEFAULT_FOOTER = "\nUse these memories to answer. Be brief.\n"
+DEFAULT_STORE_NAME = "default"
+MAX_STORES = 16
 
 
 class _Section(BaseModel):
@@ -40,6 +42,9 @@ class EncodingConfig(_Section):
     """Context policy: ``none``, ``turns:w``, ``facts:m``, ``neighbours:m`` or ``all``."""
     embedder: str = Field("minilm", max_length=1024)
     """``minilm``, a local sentence-transformers folder, or ``openai:MODEL@URL``."""
+    max_input_bytes: int = Field(4 << 30, ge=1)
+    """Largest input in bytes, all files together and unpacked; the whole of it is held in memory.
+    4 GiB by default."""
 
 
 class RetrievalConfig(_Section):
@@ -71,19 +76,75 @@ class TierConfig(_Section):
     """How long a request waits for its facts to be read from disk before they go as text."""
     max_step_bytes: int = Field(1 << 30, ge=1 << 20)
     """Most bytes injected in one scheduler step; further requests wait for the next step."""
+    warm: bool = True
+    """Read the most recently written users' segments into the arena before the server is ready."""
+    warm_bytes: int | None = Field(None, ge=0)
+    """Most bytes of the arena that are filled in advance; half of the arena when absent."""
+    warm_timeout_ms: int = Field(300_000, ge=0, le=3_600_000)
+    """How long the server waits for that before it is ready; reading goes on behind it."""
+
+
+class QuotaConfig(_Section):
+    """Limits that ``inferscale encode`` keeps; None means no limit."""
+
+    max_facts_per_user: int | None = Field(None, ge=1)
+    """Most facts of one user; a user above it is an error and nothing is written."""
+    max_store_bytes: int | None = Field(None, ge=1)
+    """Most bytes of all files of the store; looked at before each write."""
+
+
+class RetentionConfig(_Section):
+    """How long facts are kept."""
+
+    max_age_days: int | None = Field(None, ge=1, le=36_500)
+    """Facts and turns whose ``time`` is an ISO 8601 date older than this are dropped by the next
+    ``inferscale encode``; those without such a date are kept. None keeps all."""
+
+
+class StoreEntry(_Section):
+    """One of several stores that a server uses."""
+
+    name: str = Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")
+    """Name in requests, status and metrics: a Kubernetes object name."""
+    url: str = Field(min_length=1, max_length=4096)
+    """Folder or fsspec URL."""
+    expected_fingerprint: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
+    """Only this encoding is used; whatever else the store holds is passed over. None uses any
+    encoding that fits the model."""
 
 
 class RuntimeConfig(_Section):
     """What ``inferscale encode`` and ``inferscale serve`` need beside vLLM's own flags."""
 
     store: str = Field("", max_length=4096)
-    """Folder or fsspec URL of the store."""
+    """Folder or fsspec URL of the store; the short form of ``stores`` with one entry."""
+    stores: tuple[StoreEntry, ...] = Field((), max_length=MAX_STORES)
+    """Stores of a server, asked in this order when a request names none. Names are unique."""
     run_dir: str = Field("", max_length=4096)
     """Private folder of one server: arena, leases and capability secret. Set by ``serve``."""
     prompt: PromptConfig = PromptConfig()
     encoding: EncodingConfig = EncodingConfig()
     retrieval: RetrievalConfig = RetrievalConfig()
     tiers: TierConfig = TierConfig()
+    quota: QuotaConfig = QuotaConfig()
+    retention: RetentionConfig = RetentionConfig()
+
+    @model_validator(mode="after")
+    def _one_way_to_name_stores(self) -> Self:
+        if self.store and self.stores:
+            raise ValueError("'store' and 'stores' are both given; leave one of them out")
+        names = [entry.name for entry in self.stores]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"field 'stores': name '{name}' is given twice; rename one")
+        return self
+
+    @property
+    def store_entries(self) -> tuple[StoreEntry, ...]:
+        """The stores, whichever way they are given; empty when none is."""
+        if self.stores or not self.store:
+            return self.stores
+        return (StoreEntry(name=DEFAULT_STORE_NAME, url=self.store),)
 
 
 def load_config(text: str, source: str) -> RuntimeConfig:
