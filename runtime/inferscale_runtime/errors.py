@@ -4,6 +4,7 @@
 
     InferScaleError
     ├── ConfigError            a setting or argument is wrong; the user must edit it
+    │   └── BudgetError            the memory asked for cannot fit
     ├── InputError             a line of an input file is wrong (file, line, field)
     ├── UnsupportedModelError  the model cannot be injected (architecture, rope, attention)
     └── StoreError             the store cannot be used
@@ -17,6 +18,8 @@ Messages name the object, the field, the value and the mend. None carries fact t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class InferScaleError(Exception):
     """Base of all errors that a user may see; the CLI prints the message and exits with 2."""
@@ -24,6 +27,19 @@ class InferScaleError(Exception):
 
 class ConfigError(InferScaleError):
     """A setting or an argument is wrong."""
+
+
+class BudgetError(ConfigError):
+    """The memory asked for cannot fit; the message names the terms and what to change.
+
+    Args:
+        message: One line.
+        rows: The terms as far as they were computed.
+    """
+
+    def __init__(self, message: str, rows: Sequence[object] = ()) -> None:
+        super().__init__(message)
+        self.rows = tuple(rows)
 
 
 class InputError(InferScaleError):
