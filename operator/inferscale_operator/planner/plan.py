@@ -1,0 +1,110 @@
+"""What a reconcile sees and what it decides; plain data, so that decisions can be tested."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from inferscale_operator.desired.kinds import Kind, Manifest
+
+ChildKey = tuple[str, str]
+"""(kind, name) of a child; the namespace is its owner's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Everything that a decision may depend on, beside the custom resource itself.
+
+    Attributes:
+        now: Time of the observation, UTC.
+        children: Live children of the resource by (kind, name).
+        references: Objects that the spec names, by (kind, name): Secrets (keys only, values left
+            out), ConfigMaps, claims, MemoryStores. A missing object is absent.
+        pods: Pods of the resource's Jobs and Deployments; empty where the plan did not ask.
+        reports: What pods said on their status port, by pod name.
+        optional_kinds: Names of the optional kinds that the cluster knows.
+        namespace_terminating: Whether the namespace is being deleted.
+    """
+
+    now: datetime
+    children: Mapping[ChildKey, Manifest] = field(default_factory=dict)
+    references: Mapping[ChildKey, Manifest] = field(default_factory=dict)
+    pods: tuple[Manifest, ...] = ()
+    reports: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    optional_kinds: frozenset[str] = frozenset()
+    namespace_terminating: bool = False
+
+    def of_kind(self, kind: Kind) -> list[Manifest]:
+        """Live children of one kind, by name."""
+        return [
+            manifest for (name, _), manifest in sorted(self.children.items()) if name == kind.kind
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """An object to delete.
+
+    Attributes:
+        kind: Its kind.
+        name: Its name.
+        uid: Its uid: another object of the same name is left alone.
+    """
+
+    kind: Kind
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class EventRecord:
+    """An Event on the custom resource.
+
+    Attributes:
+        type: ``Normal`` or ``Warning``.
+        reason: CamelCase word.
+        message: Sentence without fact text.
+    """
+
+    type: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do now; carried out in the order of the fields.
+
+    Attributes:
+        finalizer: True: must be there; False: must be gone; None: as it is.
+        create: Objects that are made once and never changed (Jobs, generated Secrets).
+        apply: Objects to keep as they are here, by server-side apply.
+        delete: Objects to delete.
+        status: Whole ``status``; written only where it differs. None: as it is.
+        events: To be posted after the status was written.
+        requeue_seconds: When to look again without an event; None leaves it to the resync.
+    """
+
+    finalizer: bool | None = None
+    create: tuple[Manifest, ...] = ()
+    apply: tuple[Manifest, ...] = ()
+    delete: tuple[Ref, ...] = ()
+    status: Manifest | None = None
+    events: tuple[EventRecord, ...] = ()
+    requeue_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What the operator was installed with; the same for all resources.
+
+    Attributes:
+        runtime_image: Image of jobs and servers whose spec names none.
+        operator_namespace: Namespace of the operator, for network policies; None outside a cluster.
+        erase_timeout_seconds: Longest time that a deletion waits for its bytes to be erased.
+    """
+
+    runtime_image: str
+    operator_namespace: str | None = None
+    erase_timeout_seconds: int = 600
