@@ -302,11 +302,11 @@ def _short(value: int) -> str:
     return f"{value / GIB:.2f}Gi" if abs(value) >= GIB // 10 else f"{value / MIB:.1f}Mi"
 
 
-def format_rows(budget: Budget) -> str:
+def format_rows(rows: Sequence[BudgetRow]) -> str:
     """The table that ``inferscale serve --explain-budget`` prints."""
     header = ("scope", "term", "bytes", "", "why")
     lines = [header] + [
-        (row.scope, row.term, str(row.bytes), _short(row.bytes), row.why) for row in budget.rows
+        (row.scope, row.term, str(row.bytes), _short(row.bytes), row.why) for row in rows
     ]
     widths = [max(len(line[column]) for line in lines) for column in range(4)]
     return "\n".join(

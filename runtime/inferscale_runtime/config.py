@@ -72,6 +72,11 @@ class TierConfig(_Section):
 
     dram_bytes: int = Field(1 << 30, ge=1 << 20)
     """Size of the shared-memory arena in bytes; 1 GiB by default."""
+    gpu_bytes: int = Field(0, ge=0)
+    """Hot segments kept in GPU memory outside vLLM's share, in bytes per GPU; 0 keeps none."""
+    plan_file: str = Field("", max_length=4096)
+    """JSON file with the arena's budget and each store's floor, ceiling and tier, followed while
+    the server runs; empty: the whole arena is shared by need."""
     stage_timeout_ms: int = Field(2000, ge=0, le=600_000)
     """How long a request waits for its facts to be read from disk before they go as text."""
     max_step_bytes: int = Field(1 << 30, ge=1 << 20)

@@ -18,6 +18,7 @@ from typing import Any
 from inferscale_runtime.config import RuntimeConfig
 from inferscale_runtime.encode.cli import base_config
 from inferscale_runtime.errors import ConfigError
+from inferscale_runtime.server.explain import add_arguments, explain_budget
 
 PLUGINS = ("inferscale_connector", "inferscale_memory")
 
@@ -41,6 +42,7 @@ def register(subparsers: Any) -> None:
     )
     serve.add_argument("--dram-bytes", type=int, help="size of the DRAM arena")
     serve.add_argument("--run-root", default="/dev/shm", help="tmpfs folder for the arena")
+    add_arguments(serve)
     serve.add_argument("vllm_args", nargs=argparse.REMAINDER, help="-- and vLLM arguments")
     serve.set_defaults(func=run_serve)
 
@@ -90,6 +92,8 @@ def build_command(arguments: argparse.Namespace, config: RuntimeConfig) -> list[
 
 def run_serve(arguments: argparse.Namespace) -> int:
     """Checks what can be checked early, then becomes the server."""
+    if arguments.explain_budget:
+        return explain_budget(arguments)
     config = base_config(arguments)
     from inferscale_runtime.store.store import Store
 

@@ -197,7 +197,7 @@ def test_a_spec_is_refused_only_when_it_cannot_fit(seqs: int, total: int) -> Non
 
 def test_table_has_a_line_for_each_term() -> None:
     budget = compute_budget(request())
-    lines = format_rows(budget).splitlines()
+    lines = format_rows(budget.rows).splitlines()
     assert len(lines) == 1 + len(budget.rows)
     for line, term in zip(lines[1:], budget.rows, strict=True):
         assert term.term in line
