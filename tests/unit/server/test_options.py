@@ -85,7 +85,7 @@ def test_usage_has_the_documented_fields() -> None:
         ('{"prompt": {"fact_format": "no place"}}', "prompt.fact_format"),
         ('{"prompt": {"heading": ""}}', "prompt.heading"),
         ('{"tiers": {"dram_bytes": 5}}', "tiers.dram_bytes"),
-        ('{"tiers": {"gpu_bytes": 5}}', "tiers.gpu_bytes"),
+        ('{"tiers": {"gpu_size": 5}}', "tiers.gpu_size"),
         ("[]", "document"),
         ("{", "document"),
     ],
