@@ -14,7 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from inferscale_runtime import __version__
-from inferscale_runtime.errors import ConfigError, InferScaleError
+from inferscale_runtime.errors import USER_ERRORS, ConfigError, InferScaleError
 
 GROUP = "inferscale.commands"
 
@@ -92,8 +92,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments without the program's name; ``sys.argv`` when None.
 
     Returns:
-        The exit status: 0, 2 for an error the user can mend, 130 when interrupted, or what the
-        command returned.
+        The exit status: 0, 2 when the input or a setting is wrong, 1 for a fault that another try
+        may not meet (store, network, engine), 130 when interrupted, or what the command returned.
     """
     parser = build_parser()
     # Options of a command that could not be imported are unknown here and must not hide its hint.
@@ -119,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _report(error: InferScaleError) -> int:
     print(f"inferscale: error: {error}", file=sys.stderr)
-    return 2
+    return 2 if isinstance(error, USER_ERRORS) else 1
 
 
 if __name__ == "__main__":

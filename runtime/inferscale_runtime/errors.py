@@ -6,6 +6,7 @@
     ├── ConfigError            a setting or argument is wrong; the user must edit it
     │   └── BudgetError            the memory asked for cannot fit
     ├── InputError             a line of an input file is wrong (file, line, field)
+    ├── SourceError            an input cannot be fetched or was cut short; another try may do
     ├── UnsupportedModelError  the model cannot be injected (architecture, rope, attention)
     └── StoreError             the store cannot be used
         ├── StoreFormatError       not a store, or a version this release cannot read
@@ -22,7 +23,10 @@ from collections.abc import Sequence
 
 
 class InferScaleError(Exception):
-    """Base of all errors that a user may see; the CLI prints the message and exits with 2."""
+    """Base of all errors that a user may see.
+
+    The CLI prints the message and exits with 2 for ``USER_ERRORS``, with 1 for the others.
+    """
 
 
 class ConfigError(InferScaleError):
@@ -60,6 +64,10 @@ class InputError(InferScaleError):
         self.source, self.line, self.field = source, line, field
 
 
+class SourceError(InferScaleError):
+    """An input cannot be fetched, or less of it came than there is."""
+
+
 class UnsupportedModelError(InferScaleError):
     """The model cannot be encoded or injected; the message names the property."""
 
@@ -94,3 +102,7 @@ class StoreConflictError(StoreError):
 
 class StoreUnwritableError(StoreError):
     """The store's folder or bucket cannot be written."""
+
+
+USER_ERRORS = (ConfigError, InputError, UnsupportedModelError, StoreFormatError)
+"""Errors that come again until somebody edits something."""

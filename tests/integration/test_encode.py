@@ -87,6 +87,6 @@ def test_errors_name_the_object_and_write_nothing(smollm2: Path, tmp_path: Path)
     source = write_facts(tmp_path / "facts.jsonl", 1)
     (tmp_path / "file").write_text("")
     result = run_cli(*encode_args(smollm2, tmp_path / "file" / "store", source))
-    assert result.returncode == 2
+    assert result.returncode == 1, "a store that cannot be written is no fault of the input"
     assert "store" in result.stderr
     assert "Traceback" not in result.stderr

@@ -6,12 +6,21 @@ import argparse
 import json
 import os
 import sys
+import time
+import traceback
 import warnings
+from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from inferscale_runtime.config import RuntimeConfig, load_config
-from inferscale_runtime.errors import ConfigError
+from inferscale_runtime.encode.status import EncodeStatus, StatusServer
+from inferscale_runtime.encode.stop import StopSignal, Terminated
+from inferscale_runtime.errors import ConfigError, InferScaleError
+
+if TYPE_CHECKING:
+    from inferscale_runtime.encode.job import EncodeReport
 
 
 def base_config(arguments: argparse.Namespace) -> RuntimeConfig:
@@ -20,13 +29,46 @@ def base_config(arguments: argparse.Namespace) -> RuntimeConfig:
     if arguments.config:
         try:
             config = load_config(Path(arguments.config).read_text(), arguments.config)
-        except OSError as error:
-            raise ConfigError(f"--config '{arguments.config}': {error.strerror}") from error
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is not UTF-8"
+            raise ConfigError(f"--config '{arguments.config}': {reason}") from error
     if arguments.store:
-        config = config.model_copy(update={"store": arguments.store})
-    if not config.store:
+        config = config.model_copy(update={"store": arguments.store, "stores": ()})
+    if not config.store_entries:
         raise ConfigError("--store is missing: name the store's folder or URL")
     return config
+
+
+def encode_config(arguments: argparse.Namespace) -> RuntimeConfig:
+    """The settings of one encoding job.
+
+    Raises:
+        ConfigError: When they name no store, or several.
+    """
+    config = base_config(arguments)
+    entries = config.store_entries
+    if len(entries) > 1:
+        names = ", ".join(entry.name for entry in entries)
+        raise ConfigError(
+            f"--config '{arguments.config}': a job writes one store and field 'stores' names "
+            f"{len(entries)} ({names}); choose one with --store URL"
+        )
+    changes = {
+        name: value
+        for name, value in (("policy", arguments.policy), ("embedder", arguments.embedder))
+        if value
+    }
+    retrieval = {}
+    if arguments.embedder_api_key_file:
+        retrieval["embedder_api_key_file"] = arguments.embedder_api_key_file
+    return config.model_copy(
+        update={
+            "store": entries[0].url,
+            "stores": (),
+            "encoding": config.encoding.model_copy(update=changes),
+            "retrieval": config.retrieval.model_copy(update=retrieval),
+        }
+    )
 
 
 def parse_shard(text: str) -> tuple[int, int]:
@@ -49,7 +91,10 @@ def register(subparsers: Any) -> None:
         "new or changed facts are read; a killed job goes on where it was.",
     )
     encode.add_argument("--input", required=True, help="JSONL of turns and facts, - for stdin")
-    encode.add_argument("--model", required=True, help="model folder or hub id")
+    encode.add_argument(
+        "--model", required=True, help="model folder, hub id or builtin:smollm2-135m"
+    )
+    encode.add_argument("--revision", help="branch, tag or commit of a hub id")
     encode.add_argument("--store", help="folder or fsspec URL; made if it does not exist")
     encode.add_argument("--config", help="RuntimeConfig as JSON")
     encode.add_argument("--policy", help="context policy, for example neighbours:10")
@@ -63,53 +108,111 @@ def register(subparsers: Any) -> None:
     encode.add_argument("--chat-template", help="file with a Jinja chat template")
     encode.add_argument("--shard", default="0/1", help="i/n: only users of this shard")
     encode.add_argument("--json", help="write the report to this file")
+    encode.add_argument(
+        "--status-port", type=int, help="serve /inferscale/v1/status and /metrics on this port"
+    )
+    encode.add_argument("--status-host", default="0.0.0.0", help="address of --status-port")
     encode.set_defaults(func=run_encode)
     locomo = subparsers.add_parser("locomo", help="convert LoCoMo data to input lines on stdout")
     locomo.add_argument("file", help="locomo10.json")
     locomo.set_defaults(func=run_locomo)
 
 
+class EncodeFault(InferScaleError):
+    """Something went wrong that is no fault of the input."""
+
+
 def run_encode(arguments: argparse.Namespace) -> int:
     """Runs the job and prints a line about it."""
-    config = base_config(arguments)
-    changes = {
-        name: value
-        for name, value in (("policy", arguments.policy), ("embedder", arguments.embedder))
-        if value
-    }
-    config = config.model_copy(update={"encoding": config.encoding.model_copy(update=changes)})
-    if arguments.embedder_api_key_file:
-        key = {"embedder_api_key_file": arguments.embedder_api_key_file}
-        config = config.model_copy(update={"retrieval": config.retrieval.model_copy(update=key)})
+    started = time.perf_counter()
+    config = encode_config(arguments)
     shard = parse_shard(arguments.shard)
+    stop = StopSignal()
+    stop.install()
+    status = EncodeStatus(arguments.shard)
+    if arguments.status_port is not None:
+        StatusServer(status, arguments.status_host, arguments.status_port)
+    _check_report(arguments.json)
+    try:
+        report = _encode(arguments, config, shard, status, stop)
+    except Terminated:
+        print(
+            "inferscale: encode was stopped by SIGTERM; the same command goes on from here",
+            file=sys.stderr,
+        )
+        raise
+    except InferScaleError:
+        status.enter("failed")
+        raise
+    except Exception as error:
+        # The last line of a failed pod's log becomes its message, so it must say what happened.
+        status.enter("failed")
+        traceback.print_exc()
+        first = (str(error).strip() or "no message").splitlines()[0][:500]
+        raise EncodeFault(f"encode failed: {type(error).__name__}: {first}") from error
+    report.seconds = round(time.perf_counter() - started, 3)
+    rate = f" in {report.seconds:.0f} s ({report.tokens} tokens)" if report.encoded else ""
+    print(
+        f"{report.users} users, {report.facts} facts: {report.encoded} encoded{rate}, "
+        f"{report.removed} removed, fingerprint {report.fingerprint[:16]}"
+    )
+    if arguments.json:
+        # In place: a pod's termination log is a mounted file that cannot be replaced.
+        Path(arguments.json).write_text(json.dumps(asdict(report)) + "\n")
+    return 0
+
+
+def _check_report(path: str | None) -> None:
+    """A job of hours must not fail at its very end."""
+    if path is None:
+        return
+    try:
+        with open(path, "a"):
+            pass
+    except OSError as error:
+        raise ConfigError(f"--json '{path}': {error.strerror}; name a writable file") from error
+
+
+def _encode(
+    arguments: argparse.Namespace,
+    config: RuntimeConfig,
+    shard: tuple[int, int],
+    status: EncodeStatus,
+    stop: StopSignal,
+) -> EncodeReport:
     from inferscale_runtime.encode.input import read_input
+    from inferscale_runtime.encode.limits import drop_expired
 
+    status.enter("reading_input")
     users = read_input(arguments.input)
-    from tqdm import tqdm
-
-    from inferscale_runtime.encode.job import EncodeJob, ModelOptions
-
+    retained = drop_expired(users, config.retention.max_age_days, datetime.now(UTC))
     template = Path(arguments.chat_template).read_text() if arguments.chat_template else None
+    status.enter("loading")
     # vLLM's own deprecation warnings are not the user's business; errors still show.
     warnings.filterwarnings("ignore", category=FutureWarning)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    if not sys.stderr.isatty():
+        # Bars of the libraries write carriage returns, which make one endless line of a pod's log.
+        os.environ.setdefault("TQDM_DISABLE", "1")
+    from inferscale_runtime.encode.job import EncodeJob, ModelOptions
+
     options = ModelOptions(
         arguments.model,
         arguments.dtype,
         arguments.max_model_len,
         template,
         arguments.kv_cache_bytes,
+        arguments.revision,
     )
-    report = EncodeJob(config, options).run(users, arguments.input, shard, tqdm)
-    rate = f" in {report.seconds:.0f} s ({report.tokens} tokens)" if report.encoded else ""
-    print(
-        f"{report.users} users, {report.facts} facts: {report.encoded} encoded{rate}, "
-        f"fingerprint {report.fingerprint[:16]}"
-    )
-    if arguments.json:
-        fields = {name: getattr(report, name) for name in report.__slots__}
-        Path(arguments.json).write_text(json.dumps(fields) + "\n")
-    return 0
+    job = EncodeJob(config, options, status, stop)
+    job.report.expired = retained.expired
+    job.run(retained.users, arguments.input, shard)
+    if retained.expired:
+        print(
+            f"{retained.expired} facts are older than retention.max_age_days and were left out, "
+            f"{retained.undated} have no ISO 8601 time and were kept"
+        )
+    return job.report
 
 
 def run_locomo(arguments: argparse.Namespace) -> int:

@@ -82,6 +82,7 @@ class EncodeEngine:
         requests: Iterable[EncodeRequest],
         done: Callable[[EncodeRequest, torch.Tensor], None],
         *,
+        between: Callable[[], None] = lambda: None,
         max_in_flight: int = 32,
     ) -> None:
         """Reads prompts with continuous batching.
@@ -90,6 +91,7 @@ class EncodeEngine:
             requests: Read lazily.
             done: Called with ``[keep, num_layers, 2, num_kv_heads, head_dim]`` on the CPU as each
                 ends.
+            between: Called after each engine step; it may raise to stop.
             max_in_flight: Prompts that wait in the engine at once.
         """
         from vllm import SamplingParams
@@ -123,6 +125,7 @@ class EncodeEngine:
                 kv = self._sink.captured.pop(request_id)
                 name = request_id if request_id in open_requests else request_id.rsplit("-", 1)[0]
                 done(open_requests.pop(name), kv)
+            between()
 
     def close(self) -> None:
         """Frees the engine's memory."""

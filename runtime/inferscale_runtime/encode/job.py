@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,8 +19,11 @@ from inferscale_runtime.config import RuntimeConfig
 from inferscale_runtime.encode.changes import EncodePlan, merge_memory, plan_encoding
 from inferscale_runtime.encode.engine import EncodeEngine, EncodeRequest
 from inferscale_runtime.encode.input import UserInput
+from inferscale_runtime.encode.limits import StoreBudget, refuse_many_facts
 from inferscale_runtime.encode.model import make_fingerprint, make_template, resolve_model
 from inferscale_runtime.encode.policies import ContextPolicy, parse_policy
+from inferscale_runtime.encode.status import EncodeStatus, ProgressLines
+from inferscale_runtime.encode.stop import StopSignal
 from inferscale_runtime.errors import InputError
 from inferscale_runtime.fingerprint import Fingerprint, model_digest
 from inferscale_runtime.prompt.template import Template
@@ -40,7 +42,8 @@ class ModelOptions:
     """vLLM's side of an encoding job.
 
     Attributes:
-        model: Folder or hub id.
+        model: Built-in name, folder or hub id.
+        revision: Of a hub id.
         dtype: vLLM dtype.
         max_model_len: Longest prompt, or None for the model's own.
         chat_template: Template text that replaces the tokenizer's own, or None.
@@ -52,27 +55,36 @@ class ModelOptions:
     max_model_len: int | None = None
     chat_template: str | None = None
     kv_cache_bytes: int = 1 << 30
+    revision: str | None = None
 
 
 @dataclass(slots=True)
 class EncodeReport:
-    """What a job did.
+    """What a job did; the counts are those of this shard only.
 
     Attributes:
         fingerprint: Digest that the segments belong to.
-        users: Users of this shard.
+        shard: ``i/n``.
+        users: Users of this shard in the input.
         facts: Their facts.
         encoded: Facts read in this run.
+        removed: Facts that these users had before and have no longer.
+        expired: Facts of the input that retention left out.
         tokens: Tokens read in this run, context included.
-        seconds: Time spent reading.
+        seconds: Time of the whole run.
+        store_bytes: Bytes of this shard's users in the store, in the input or not.
     """
 
     fingerprint: str
+    shard: str = "0/1"
     users: int = 0
     facts: int = 0
     encoded: int = 0
+    removed: int = 0
+    expired: int = 0
     tokens: int = 0
     seconds: float = 0.0
+    store_bytes: int = 0
 
 
 def in_shard(user: str, shard: int, num_shards: int) -> bool:
@@ -90,21 +102,31 @@ def _engine_config(options: ModelOptions, folder: str) -> Any:
 
 
 class EncodeJob:
-    """One run of ``inferscale encode``."""
+    """One run of ``inferscale encode``.
 
-    def __init__(self, config: RuntimeConfig, options: ModelOptions) -> None:
+    Args:
+        config: Settings; one store.
+        options: vLLM's side.
+        status: Learns how far the job is.
+        stop: Tells when SIGTERM came.
+    """
+
+    def __init__(
+        self, config: RuntimeConfig, options: ModelOptions, status: EncodeStatus, stop: StopSignal
+    ) -> None:
         from transformers import AutoTokenizer
 
         self._policy: ContextPolicy = parse_policy(config.encoding.policy)
         self._store = Store.open(config.store, create=True)
         self._options = options
-        self._folder = resolve_model(options.model)
+        self._folder = resolve_model(options.model, options.revision)
         tokenizer = AutoTokenizer.from_pretrained(self._folder)
         self._template: Template = make_template(tokenizer, config.prompt, options.chat_template)
         self._preamble = self._template.preamble()
         vllm_config = _engine_config(options, self._folder)
         self._max_tokens = int(vllm_config.model_config.max_model_len) - 1
         self._config = config
+        self._status, self._stop = status, stop
         self.fingerprint: Fingerprint = make_fingerprint(
             vllm_config,
             model_digest(self._folder),
@@ -113,31 +135,37 @@ class EncodeJob:
             config.encoding.policy,
         )
         self._embedder: Embedder | None = None
+        self._budget = StoreBudget(config.quota.max_store_bytes, self._store.total_bytes)
+        self.report = EncodeReport(self.fingerprint.digest)
 
-    def run(
-        self, users: Mapping[str, UserInput], source: str, shard: tuple[int, int], progress: Any
-    ) -> EncodeReport:
-        """Encodes what is new or changed.
+    def run(self, users: Mapping[str, UserInput], source: str, shard: tuple[int, int]) -> None:
+        """Encodes what is new or changed; ``report`` holds what was done.
 
         Args:
             users: The input; each user's whole memory.
             source: Name of the input, for errors.
             shard: ``(index, count)``.
-            progress: ``tqdm``-like class for the progress bar.
-
-        Returns:
-            The report.
 
         Raises:
             InputError: When a fact is longer than the model allows.
+            ConfigError: When a quota is passed.
+            Terminated: When SIGTERM came; what was read is committed.
         """
         digest = self.fingerprint.digest
-        report = EncodeReport(digest)
-        mine = [given for user, given in users.items() if in_shard(user, *shard)]
-        self._refuse_long_facts(mine, source)
+        report = self.report
+        mine = {user: given for user, given in users.items() if in_shard(user, *shard)}
+        report.shard = f"{shard[0]}/{shard[1]}"
+        report.users = len(mine)
+        report.facts = sum(len(given.facts) for given in mine.values())
+        self._status.enter(
+            "committing_facts", fingerprint=digest, users=report.users, facts=report.facts
+        )
+        refuse_many_facts(mine, self._config.quota)
+        self._refuse_long_facts(list(mine.values()), source)
         work: list[tuple[UserMemory, list[EncodePlan]]] = []
-        for given in mine:
-            memory = self._commit_facts(given)
+        for given in mine.values():
+            with self._stop.deferred():
+                memory = self._commit_facts(given)
             plans, _ = plan_encoding(
                 memory,
                 self._template,
@@ -146,14 +174,13 @@ class EncodeJob:
                 digest,
                 self._max_tokens,
             )
-            report.users += 1
-            report.facts += len(memory.facts)
             if plans:
                 work.append((memory, plans))
         needs_preamble = self._store.read_preamble(digest) is None
         if work or needs_preamble:
-            self._encode(work, needs_preamble, report, progress)
-        return report
+            self._encode(work, needs_preamble)
+        report.store_bytes = self._store.total_bytes(*shard)
+        self._status.enter("done")
 
     def _refuse_long_facts(self, users: list[UserInput], source: str) -> None:
         """Looks at all facts before anything is written."""
@@ -170,15 +197,13 @@ class EncodeJob:
                     )
 
     def _commit_facts(self, given: UserInput) -> UserMemory:
-        if self._embedder is None:
-            self._embedder = load_embedder(
-                self._config.encoding.embedder,
-                api_key_file=self._config.retrieval.embedder_api_key_file or None,
-            )
         old = self._store.read_user(given.user)
-        memory, todo = merge_memory(given.user, old, given.facts, given.turns, self._embedder.name)
+        name = self._config.encoding.embedder
+        memory, todo = merge_memory(given.user, old, given.facts, given.turns, name)
+        if old is not None:
+            self.report.removed += len({f.id for f in old.facts} - {f.id for f in given.facts})
         if todo:
-            rows = self._embedder.embed([memory.facts[n].text for n in todo])
+            rows = self._embed([memory.facts[n].text for n in todo])
             embeddings = memory.embeddings
             if embeddings.shape[1] != rows.shape[1]:
                 embeddings = np.zeros((len(memory.facts), rows.shape[1]), np.float32)
@@ -189,33 +214,44 @@ class EncodeJob:
         )  # fmt: skip
         if same and not todo:
             return memory
+        texts = (*(f.text for f in given.facts), *(t.text for t in given.turns)) if todo else ()
+        self._budget.spend(given.user, sum(len(text.encode()) for text in texts))
         return self._store.commit_user(memory, {})
 
+    def _embed(self, texts: list[str]) -> np.ndarray[Any, Any]:
+        """Loads the embedder with the first fact that needs it: a run without news needs none."""
+        if self._embedder is None:
+            self._embedder = load_embedder(
+                self._config.encoding.embedder,
+                api_key_file=self._config.retrieval.embedder_api_key_file or None,
+            )
+        return self._embedder.embed(texts)
+
     def _encode(
-        self,
-        work: list[tuple[UserMemory, list[EncodePlan]]],
-        needs_preamble: bool,
-        report: EncodeReport,
-        progress: Any,
+        self, work: list[tuple[UserMemory, list[EncodePlan]]], needs_preamble: bool
     ) -> None:
+        total = sum(len(plans) for _, plans in work)
+        self._status.enter("loading", pending=total)
         engine = EncodeEngine(
             self._folder,
             self._options.dtype,
             self._options.max_model_len,
             kv_cache_bytes=self._options.kv_cache_bytes,
         )
-        digest = self.fingerprint.digest
-        started = time.perf_counter()
+        progress = ProgressLines(self._status)
         try:
-            if needs_preamble:
-                self._encode_preamble(engine)
-            with progress(total=sum(len(plans) for _, plans in work), unit="fact") as bar:
+            self._status.enter("encoding")
+            with self._stop.deferred():
+                if needs_preamble:
+                    self._encode_preamble(engine)
+                progress.start(total)
                 for memory, plans in work:
-                    self._encode_user(engine, memory, plans, report, bar, started)
+                    self._stop.check()
+                    self._encode_user(engine, memory, plans, progress)
         finally:
+            progress.stop()
             engine.close()
-        report.seconds = time.perf_counter() - started
-        logger.info("encoded %d facts under %s", report.encoded, digest[:16])
+        logger.info("encoded %d facts under %s", self.report.encoded, self.report.fingerprint[:16])
 
     def _encode_preamble(self, engine: EncodeEngine) -> None:
         ids = self._preamble.token_ids
@@ -235,9 +271,7 @@ class EncodeJob:
         engine: EncodeEngine,
         memory: UserMemory,
         plans: list[EncodePlan],
-        report: EncodeReport,
-        bar: Any,
-        started: float,
+        progress: ProgressLines,
     ) -> None:
         digest = self.fingerprint.digest
         by_name = {f"fact{n}": plan for n, plan in enumerate(plans)}
@@ -251,6 +285,7 @@ class EncodeJob:
         def commit() -> None:
             nonlocal current
             if ready:
+                self._budget.spend(memory.user, sum(segment.kv.nbytes for segment in ready))
                 current = self._store.commit_user(current, {digest: list(ready)})
                 ready.clear()
 
@@ -266,13 +301,17 @@ class EncodeJob:
                     kv=kv,
                 )
             )
-            report.encoded += 1
-            report.tokens += len(plan.prompt_ids)
-            rate = report.tokens / (time.perf_counter() - started)
-            bar.set_postfix_str(f"{rate:.0f} tokens/s", refresh=False)
-            bar.update()
+            self.report.encoded += 1
+            self.report.tokens += len(plan.prompt_ids)
+            self._status.add(len(plan.prompt_ids))
+            progress.step()
             if len(ready) >= COMMIT_FACTS:
                 commit()
 
-        engine.encode(requests(), done)
+        def between() -> None:
+            if self._stop.requested:
+                commit()
+                self._stop.check()
+
+        engine.encode(requests(), done, between=between)
         commit()

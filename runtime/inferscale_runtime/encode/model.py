@@ -6,18 +6,32 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from inferscale_runtime.config import PromptConfig
+from inferscale_runtime.encode.builtin import PREFIX, resolve_builtin
 from inferscale_runtime.errors import ConfigError
 from inferscale_runtime.fingerprint import Fingerprint
 from inferscale_runtime.prompt.template import Message, Template
 
 
-def resolve_model(model: str) -> str:
-    """Folder of a model: a local path, or a hub id through the hub's cache.
+def resolve_model(model: str, revision: str | None = None) -> str:
+    """Folder of a model: built in, a local path, or a hub id through the hub's cache.
+
+    Args:
+        model: ``builtin:NAME``, a folder or a hub id.
+        revision: Branch, tag or commit of a hub id. It needs no place in the fingerprint, which
+            holds a hash of the files themselves.
 
     Raises:
-        ConfigError: When it is neither.
+        ConfigError: When it is none of them, or has no revisions.
     """
     path = Path(model)
+    local = model.startswith(PREFIX) or path.is_dir()
+    if local and revision:
+        raise ConfigError(
+            f"--revision '{revision}': only a hub id has revisions, and --model is '{model}'; "
+            "leave one of them out"
+        )
+    if model.startswith(PREFIX):
+        return str(resolve_builtin(model).resolve())
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ConfigError(f"--model '{model}': the folder holds no config.json")
@@ -25,10 +39,11 @@ def resolve_model(model: str) -> str:
     from huggingface_hub import snapshot_download
 
     try:
-        return str(snapshot_download(model))
+        return str(snapshot_download(model, revision=revision))
     except Exception as error:
+        wanted = f"{model}@{revision}" if revision else model
         raise ConfigError(
-            f"--model '{model}': no such folder, and the hub did not give it "
+            f"--model '{wanted}': no such folder, and the hub did not give it "
             f"({type(error).__name__}); pass a model folder"
         ) from error
 

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from inferscale_runtime.config import RuntimeConfig
+from inferscale_runtime.encode.builtin import PREFIX
 from inferscale_runtime.encode.cli import base_config
+from inferscale_runtime.encode.model import resolve_model
 from inferscale_runtime.errors import ConfigError
 from inferscale_runtime.server.explain import add_arguments, explain_budget
 
@@ -30,7 +32,10 @@ def register(subparsers: Any) -> None:
         help="serve a model with injected memory (stock vLLM server plus two plugins)",
         description="Arguments after -- go to vLLM's server as they are.",
     )
-    serve.add_argument("--model", required=True, help="model folder or hub id")
+    serve.add_argument(
+        "--model", required=True, help="model folder, hub id or builtin:smollm2-135m"
+    )
+    serve.add_argument("--revision", help="branch, tag or commit of a hub id")
     serve.add_argument("--store", help="folder or fsspec URL made by 'inferscale encode'")
     serve.add_argument("--config", help="RuntimeConfig as JSON")
     serve.add_argument("--host", default="127.0.0.1")
@@ -73,8 +78,14 @@ def make_run_dir(root: Path) -> Path:
     return root / name
 
 
-def build_command(arguments: argparse.Namespace, config: RuntimeConfig) -> list[str]:
-    """The server's command line."""
+def build_command(arguments: argparse.Namespace, config: RuntimeConfig, folder: str) -> list[str]:
+    """The server's command line.
+
+    Args:
+        arguments: Of ``inferscale serve``.
+        config: For both plugins.
+        folder: What vLLM loads: the folder of a built-in model, else ``--model`` as it is.
+    """
     transfer = {
         "kv_connector": "InferScaleConnector",
         "kv_role": "kv_consumer",
@@ -82,12 +93,22 @@ def build_command(arguments: argparse.Namespace, config: RuntimeConfig) -> list[
     }
     # The module, not the `vllm` command: the CPU distribution's command cannot find its metadata.
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-    command += ["--model", arguments.model, "--host", arguments.host, "--port", str(arguments.port)]
+    command += ["--model", folder, "--host", arguments.host, "--port", str(arguments.port)]
     command += ["--dtype", arguments.dtype, "--kv-transfer-config", json.dumps(transfer)]
-    if arguments.served_model_name:
-        command += ["--served-model-name", arguments.served_model_name]
+    if arguments.revision:
+        command += ["--revision", arguments.revision]
+    if arguments.served_model_name or folder != arguments.model:
+        command += ["--served-model-name", arguments.served_model_name or arguments.model]
     rest = list(arguments.vllm_args)
     return command + (rest[1:] if rest[:1] == ["--"] else rest)
+
+
+def served_folder(model: str, revision: str | None) -> str:
+    """What vLLM is told to load; a hub id is left to vLLM, which loads only this rank's part."""
+    if model.startswith(PREFIX) or Path(model).is_dir():
+        resolved = resolve_model(model, revision)
+        return resolved if model.startswith(PREFIX) else model
+    return model
 
 
 def run_serve(arguments: argparse.Namespace) -> int:
@@ -106,6 +127,7 @@ def run_serve(arguments: argparse.Namespace) -> int:
     if arguments.embedder:
         retrieval = config.retrieval.model_copy(update={"embedder": arguments.embedder})
         config = config.model_copy(update={"retrieval": retrieval})
+    folder = served_folder(arguments.model, arguments.revision)
     run_dir = make_run_dir(Path(arguments.run_root))
     config = config.model_copy(
         update={"run_dir": str(run_dir), "tiers": config.tiers.model_copy(update=tiers)}
@@ -113,6 +135,6 @@ def run_serve(arguments: argparse.Namespace) -> int:
     environment = dict(os.environ)
     others = [name for name in environment.get("VLLM_PLUGINS", "").split(",") if name]
     environment["VLLM_PLUGINS"] = ",".join(dict.fromkeys([*others, *PLUGINS]))
-    command = build_command(arguments, config)
+    command = build_command(arguments, config, folder)
     sys.stdout.flush()
     os.execve(command[0], command, environment)

@@ -86,7 +86,10 @@ def _build_service(
     config: RuntimeConfig, vllm_config: Any, tokenizer: Any, chat_template: str | None
 ) -> tuple[MemoryService, Any]:
     store = Store.open(config.store)
-    digest = model_digest(resolve_model(vllm_config.model_config.model))
+    model = vllm_config.model_config
+    # vLLM gives a local folder a revision too when it is asked to.
+    revision = None if Path(model.model).is_dir() else model.revision
+    digest = model_digest(resolve_model(model.model, revision))
     one_row = SlabShape(num_rows=1, **kv_dimensions(vllm_config))
     rows = max(1, config.tiers.dram_bytes // one_row.row_bytes)
     shape = replace(one_row, num_rows=rows)

@@ -118,6 +118,33 @@ class StoreFiles:
         except FileNotFoundError:
             return []
 
+    def find(self) -> dict[str, int]:
+        """Returns relative path and size of every file below the root, hidden ones included."""
+        if self.local:
+            return self._find_local()
+        try:
+            with _reading(""):
+                found = self._fs.find(self._root, detail=True)
+        except FileNotFoundError:
+            return {}
+        prefix = self._root + "/"
+        return {
+            str(path).removeprefix(prefix): int(info["size"] or 0)
+            for path, info in found.items()
+            if str(path).startswith(prefix)
+        }
+
+    def _find_local(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for folder, _, names in os.walk(self._root):
+            for name in names:
+                path = os.path.join(folder, name)
+                try:
+                    found[os.path.relpath(path, self._root)] = os.lstat(path).st_size
+                except FileNotFoundError:
+                    continue  # A writer replaced it meanwhile.
+        return found
+
     def write(self, rel: str, chunks: Iterable[Buffer]) -> None:
         """Creates or replaces a file; a reader sees the old or the new bytes.
 

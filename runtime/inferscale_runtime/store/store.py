@@ -25,6 +25,7 @@ from inferscale_runtime.store.manifest import (
     user_folder,
 )
 from inferscale_runtime.store.records import Segment, UserMemory
+from inferscale_runtime.store.sizes import shard_bytes
 from inferscale_runtime.store.verify import StoreStats, UserStats
 from inferscale_runtime.store.writer import NewSegment
 
@@ -232,6 +233,13 @@ class Store:
         for name in self._files.list_folders(USERS):
             problems += verify.verify_user(self._files, f"{USERS}/{name}")
         return problems
+
+    def total_bytes(self, shard: int = 0, num_shards: int = 1) -> int:
+        """Returns the bytes of all files, or of those of one shard's users; lists, reads nothing.
+
+        What belongs to no user counts for shard 0.
+        """
+        return shard_bytes(self._files, shard, num_shards)
 
     def stats(self) -> StoreStats:
         """Returns users, facts, bytes and segments of the whole store."""

@@ -60,10 +60,30 @@ def test_command() -> None:
     arguments = parser.parse_args(
         ["serve", "--model", "m", "--port", "9", "--", "--max-model-len", "64"]
     )
-    command = build_command(arguments, RuntimeConfig(store="s", run_dir="r"))
+    command = build_command(arguments, RuntimeConfig(store="s", run_dir="r"), "m")
     assert command[-2:] == ["--max-model-len", "64"]
     assert "--" not in command
     assert command[command.index("--host") + 1] == "127.0.0.1"
     transfer = json.loads(command[command.index("--kv-transfer-config") + 1])
     own = transfer["kv_connector_extra_config"]["inferscale"]
     assert RuntimeConfig.model_validate(own) == RuntimeConfig(store="s", run_dir="r")
+
+
+@pytest.mark.parametrize(
+    ("extra", "folder", "name", "revision"),
+    [
+        ([], "/cache/x", "builtin:x", None),
+        (["--served-model-name", "n"], "/cache/x", "n", None),
+        (["--revision", "r1"], "builtin:x", None, "r1"),
+    ],
+)
+def test_model_name_and_revision(
+    extra: list[str], folder: str, name: str | None, revision: str | None
+) -> None:
+    parser = argparse.ArgumentParser()
+    register(parser.add_subparsers())
+    arguments = parser.parse_args(["serve", "--model", "builtin:x", *extra])
+    command = build_command(arguments, RuntimeConfig(store="s"), folder)
+    assert command[command.index("--model") + 1] == folder
+    for flag, value in (("--served-model-name", name), ("--revision", revision)):
+        assert (command[command.index(flag) + 1] if flag in command else None) == value
