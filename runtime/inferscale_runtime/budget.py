@@ -30,7 +30,7 @@ from inferscale_runtime.model_shape import (
     kv_heads_per_gpu,
     model_shape,
 )
-from inferscale_runtime.quantity import format_quantity, parse_quantity
+from inferscale_runtime.quantity import exact_quantity, format_quantity, parse_quantity
 
 __all__ = [
     "Budget",
@@ -40,6 +40,7 @@ __all__ = [
     "ConfigError",
     "ModelShape",
     "compute_budget",
+    "exact_quantity",
     "format_quantity",
     "format_rows",
     "kv_bytes_per_token",

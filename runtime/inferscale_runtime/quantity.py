@@ -19,13 +19,11 @@ _BINARY = {f"{letter}i": 1024 ** (n + 1) for n, letter in enumerate("KMGTPE")}
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 
 
-def parse_quantity(text: str) -> int:
-    """Reads a Kubernetes quantity as a whole number.
-
-    Fractions round away from zero and values above 2^63-1 are capped, as in Kubernetes.
+def exact_quantity(text: str) -> Fraction:
+    """Reads a Kubernetes quantity exactly: ``500m`` is one half.
 
     Args:
-        text: For example ``8Gi``, ``1.5G``, ``1e9`` or ``500``.
+        text: For example ``8Gi``, ``1.5G``, ``1e9``, ``500m`` or ``500``.
 
     Raises:
         ConfigError: When it is no quantity.
@@ -42,9 +40,24 @@ def parse_quantity(text: str) -> int:
         else Fraction(10) ** (int(match["exponent"]) if match["exponent"] else _DECIMAL[suffix])
     )
     whole, _, decimals = match["number"].partition(".")
-    number = Fraction(int((whole + decimals) or "0"), 10 ** len(decimals))
-    magnitude = min(math.ceil(number * scale), MAX_QUANTITY)
-    return -magnitude if match["sign"] == "-" else magnitude
+    number = Fraction(int((whole + decimals) or "0"), 10 ** len(decimals)) * scale
+    return -number if match["sign"] == "-" else number
+
+
+def parse_quantity(text: str) -> int:
+    """Reads a Kubernetes quantity as a whole number.
+
+    Fractions round away from zero and values above 2^63-1 are capped, as in Kubernetes.
+
+    Args:
+        text: For example ``8Gi``, ``1.5G``, ``1e9`` or ``500``.
+
+    Raises:
+        ConfigError: When it is no quantity.
+    """
+    number = exact_quantity(text)
+    magnitude = min(math.ceil(abs(number)), MAX_QUANTITY)
+    return -magnitude if number < 0 else magnitude
 
 
 def format_quantity(value: int) -> str:
