@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from inferscale_operator.desired.defaults import Defaults
 from inferscale_operator.desired.kinds import Kind, Manifest
+
+__all__ = ["ChildKey", "Defaults", "EventRecord", "Observed", "Plan", "Ref"]
 
 ChildKey = tuple[str, str]
 """(kind, name) of a child; the namespace is its owner's."""
@@ -93,18 +96,3 @@ class Plan:
     status: Manifest | None = None
     events: tuple[EventRecord, ...] = ()
     requeue_seconds: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Defaults:
-    """What the operator was installed with; the same for all resources.
-
-    Attributes:
-        runtime_image: Image of jobs and servers whose spec names none.
-        operator_namespace: Namespace of the operator, for network policies; None outside a cluster.
-        erase_timeout_seconds: Longest time that a deletion waits for its bytes to be erased.
-    """
-
-    runtime_image: str
-    operator_namespace: str | None = None
-    erase_timeout_seconds: int = 600
