@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from inferscale_runtime.errors import ConfigError
@@ -20,7 +21,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     show = commands.add_parser("show", help="show one user without the text of the facts")
     verify = commands.add_parser("verify", help="check every checksum; exit 1 on damage")
     remove = commands.add_parser("rm-user", help="erase every file of one user")
-    for command in (ls, show, verify, remove):
+    erase = commands.add_parser("erase", help="erase every file of the store")
+    for command in (ls, show, verify, remove, erase):
         command.add_argument("store", metavar="STORE", help="folder or URL of the store")
     for command in (show, remove):
         command.add_argument("user", metavar="USER", help="user id")
@@ -28,7 +30,12 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         command.add_argument("--json", action="store_true", help="print JSON")
     show.add_argument("--facts", action="store_true", help="print the text of the facts too")
     verify.add_argument("--user", metavar="U", help="check this user only")
-    remove.add_argument("--yes", action="store_true", help="confirm; nothing is erased without")
+    for command in (remove, erase):
+        command.add_argument(
+            "--yes", action="store_true", help="confirm; nothing is erased without"
+        )
+    erase.add_argument("--json", metavar="FILE", help="write the receipt to this file")
+    erase.set_defaults(func=_erase)
     ls.set_defaults(func=_ls)
     show.set_defaults(func=_show)
     verify.set_defaults(func=_verify)
@@ -110,4 +117,25 @@ def _remove(args: argparse.Namespace) -> int:
     if not gone["files"]:
         raise ConfigError(f"store '{args.store}' has no user '{args.user}'")
     print(f"erased {gone['files']} files, {gone['bytes']} bytes")
+    return 0
+
+
+def _erase(args: argparse.Namespace) -> int:
+    if not args.yes:
+        raise ConfigError(
+            f"this erases the whole store '{args.store}' for good. Add --yes to confirm"
+        )
+    receipt = Store.erase(args.store)
+    print(
+        f"erased {receipt.files} files, {receipt.bytes} bytes, "
+        f"sha256 of their names {receipt.names_sha256}"
+    )
+    if args.json:
+        try:
+            # In place: a pod's termination log cannot be replaced.
+            Path(args.json).write_text(json.dumps(asdict(receipt)) + "\n")
+        except OSError as error:
+            raise ConfigError(
+                f"--json '{args.json}': {error.strerror}; the store is erased, the receipt is above"
+            ) from error
     return 0

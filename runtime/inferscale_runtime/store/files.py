@@ -136,7 +136,7 @@ class StoreFiles:
 
     def _find_local(self) -> dict[str, int]:
         found: dict[str, int] = {}
-        for folder, _, names in os.walk(self._root):
+        for folder, _, names in self._walk():
             for name in names:
                 path = os.path.join(folder, name)
                 try:
@@ -191,6 +191,43 @@ class StoreFiles:
                 self._fs.rm_file(self.path(rel))
             except _MISSING:
                 return
+
+    def remove_all(self, rels: Sequence[str]) -> None:
+        """Deletes many files, on object stores in few requests; missing ones are passed over."""
+        if self.local:
+            for rel in rels:
+                self.remove(rel)
+            return
+        with self._writing():
+            on_step("remove")
+            try:
+                self._fs.rm([self.path(rel) for rel in rels])
+            except _MISSING:
+                for rel in rels:
+                    self.remove(rel)
+
+    def find_folders(self) -> list[str]:
+        """Returns every local folder below the root; object stores have none."""
+        if not self.local:
+            return []
+        return [
+            os.path.relpath(os.path.join(folder, name), self._root)
+            for folder, names, _ in self._walk()
+            for name in names
+        ]
+
+    def _walk(self) -> Iterator[tuple[str, list[str], list[str]]]:
+        """Walks the local tree; a folder that cannot be read is an error, not an empty one."""
+
+        def failed(error: OSError) -> None:
+            if not isinstance(error, _MISSING):
+                raise error
+
+        with self._writing():
+            for folder, folders, names in os.walk(self._root, onerror=failed):
+                # The root of a volume has it, readable by root alone, and it is nobody's data.
+                folders[:] = [name for name in folders if name != "lost+found"]
+                yield folder, folders, names
 
     def sync_folder(self, folder: str) -> None:
         """Makes deletions in a folder last; object stores need no such call."""

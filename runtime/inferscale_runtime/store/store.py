@@ -10,6 +10,7 @@ from pydantic import JsonValue
 
 from inferscale_runtime.errors import ConfigError, DamagedStoreError, StoreFormatError
 from inferscale_runtime.store import reader, verify, writer
+from inferscale_runtime.store.erase import Receipt, erase_store
 from inferscale_runtime.store.files import StoreFiles
 from inferscale_runtime.store.manifest import (
     LOCK,
@@ -32,7 +33,7 @@ from inferscale_runtime.store.writer import NewSegment
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["NewSegment", "Store", "StoreStats", "UserStats"]
+__all__ = ["NewSegment", "Receipt", "Store", "StoreStats", "UserStats"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -211,6 +212,11 @@ class Store:
                 self._files.remove_folder(folder)
                 self._files.sync_folder(USERS)
         return {"files": len(sizes), "bytes": sum(sizes.values())}
+
+    @staticmethod
+    def erase(url: str) -> Receipt:
+        """Deletes every file of a store; see ``erase_store``. There may be none."""
+        return erase_store(StoreFiles(url))
 
     def verify(self, user: str | None = None) -> list[str]:
         """Reads every byte that the manifests refer to and checks it.
