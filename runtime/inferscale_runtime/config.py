@@ -118,6 +118,14 @@ class StoreEntry(_Section):
     encoding that fits the model."""
 
 
+class InjectConfig(_Section):
+    """How stored KV is written into the engine's cache."""
+
+    writer: Literal["auto", "portable"] = "auto"
+    """``auto`` takes the compiled writer where it is proved at start to give the same bytes;
+    ``portable`` always writes through the engine's own layers."""
+
+
 class RuntimeConfig(_Section):
     """What ``inferscale encode`` and ``inferscale serve`` need beside vLLM's own flags."""
 
@@ -131,6 +139,7 @@ class RuntimeConfig(_Section):
     encoding: EncodingConfig = EncodingConfig()
     retrieval: RetrievalConfig = RetrievalConfig()
     tiers: TierConfig = TierConfig()
+    inject: InjectConfig = InjectConfig()
     quota: QuotaConfig = QuotaConfig()
     retention: RetentionConfig = RetentionConfig()
 

@@ -31,7 +31,7 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
         if role == KVConnectorRole.SCHEDULER:
             self._scheduler = SchedulerSide(run_dir, config.tiers.max_step_bytes)
         else:
-            self._worker = WorkerSide(vllm_config, kv_cache_config, run_dir)
+            self._worker = WorkerSide(vllm_config, kv_cache_config, run_dir, config.inject.writer)
 
     # Scheduler side.
 

@@ -5,6 +5,7 @@ All of a step's loads run before the forward, on the current stream.
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +14,41 @@ from vllm.distributed.parallel_state import (
     get_tensor_model_parallel_rank,
     get_tensor_model_parallel_world_size,
 )
+from vllm.logger import init_logger
 
 from inferscale_runtime.connector.scheduler import InjectionMetadata, Load
 from inferscale_runtime.connector.support import attention_layers, rotary_module
 from inferscale_runtime.errors import ConfigError
-from inferscale_runtime.inject.writer import LayerTarget, Placement, PortableWriter
+from inferscale_runtime.inject.check import SlabLayout, Writer, WriterChoice, choose_writer
+from inferscale_runtime.inject.writer import LayerTarget, Placement
 from inferscale_runtime.tiers.slab import load_shape, map_slab
+
+logger = init_logger("vllm.inferscale.worker")
+
+MADV_POPULATE_READ = 22
+"""``linux/mman.h``, since Linux 5.14."""
 
 
 class WorkerSide:
-    """Writes segments into this rank's cache."""
+    """Writes segments into this rank's cache.
 
-    def __init__(self, vllm_config: Any, kv_cache_config: Any, run_dir: Path) -> None:
+    Args:
+        vllm_config: vLLM's configuration.
+        kv_cache_config: vLLM's KV cache groups.
+        run_dir: The server's shared-memory files.
+        writer: ``inject.writer`` of the configuration.
+    """
+
+    def __init__(
+        self, vllm_config: Any, kv_cache_config: Any, run_dir: Path, writer: str = "auto"
+    ) -> None:
         self._config = vllm_config
         self._kv_cache_config = kv_cache_config
         self._run_dir = run_dir
-        self._writer: PortableWriter | None = None
+        self._mode = writer
+        self._choice: WriterChoice | None = None
+        self._writer: Writer | None = None
         self._layers: list[LayerTarget] = []
-        self._rotary: Any = None
         self._block_size = int(vllm_config.cache_config.block_size)
 
     def register_kv_caches(self) -> None:
@@ -44,10 +62,25 @@ class WorkerSide:
             LayerTarget(index, module, groups[name])
             for index, (name, module) in enumerate(attention_layers(self._config))
         ]
-        self._rotary = rotary_module(self._config)
+        model = self._config.model_config
+        num_kv_heads = int(model.get_total_num_kv_heads())
+        heads = head_range(
+            num_kv_heads,
+            get_tensor_model_parallel_rank(),
+            get_tensor_model_parallel_world_size(),
+        )
+        layout = SlabLayout(
+            len(self._layers), num_kv_heads, int(model.get_head_size()), model.dtype, heads
+        )
+        # Now, not with the first request: building and proving the native writer takes seconds.
+        choice = choose_writer(self._mode, self._layers, rotary_module(self._config), layout)
+        reason = f" ({choice.reason})" if choice.reason else ""
+        logger.info("inject: the %s writer is used%s", choice.name, reason)
+        self._choice = choice
 
-    def _open(self) -> PortableWriter:
+    def _open(self) -> Writer:
         if self._writer is None:
+            assert self._choice is not None, "a claim was opened before the cache was there"
             shape = load_shape(self._run_dir)
             assert shape is not None, "a claim was opened before the slab was there"
             if shape.num_layers != len(self._layers):
@@ -55,12 +88,9 @@ class WorkerSide:
                     f"slab: {shape.num_layers} layers, this rank has {len(self._layers)}; "
                     "pipeline parallelism is not supported"
                 )
-            heads = head_range(
-                shape.num_kv_heads,
-                get_tensor_model_parallel_rank(),
-                get_tensor_model_parallel_world_size(),
-            )
-            self._writer = PortableWriter(map_slab(self._run_dir, shape), heads, self._rotary)
+            slab = map_slab(self._run_dir, shape)
+            _map_pages(slab)
+            self._writer = self._choice.open(slab)
         return self._writer
 
     def start_load(self, metadata: InjectionMetadata) -> None:
@@ -69,8 +99,7 @@ class WorkerSide:
             self._open().write(self._layers, self._placements(load))
 
     def _placements(self, load: Load) -> list[Placement]:
-        rows = torch.cat([torch.arange(start, start + count) for start, count in load.runs])
-        rows = rows[load.first : load.last]
+        rows = slab_rows(load.runs)[load.first : load.last]
         positions = torch.arange(load.first, load.last)
         device = self._layers[0].module.kv_cache.device
         result = []
@@ -79,6 +108,33 @@ class WorkerSide:
             kept = slots >= 0  # sliding window: blocks outside the window are null
             result.append(Placement(rows[kept], positions[kept].to(device), slots[kept].to(device)))
         return result
+
+
+def _map_pages(slab: torch.Tensor) -> None:
+    """Enters the slab's pages into this process's page table, so that no request waits for it.
+
+    The pages are there already (the API process reserved them); without this, the first load of
+    each fact would take a page fault for every few of them.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    size = slab.numel() * slab.element_size()
+    # An old kernel does not know the advice; then the faults happen later, and nothing else does.
+    libc.madvise(ctypes.c_void_p(slab.data_ptr()), ctypes.c_size_t(size), MADV_POPULATE_READ)
+
+
+def slab_rows(runs: tuple[tuple[int, int], ...]) -> torch.Tensor:
+    """Rows of a request's segments.
+
+    Args:
+        runs: ``(first row, rows)`` in prompt order.
+
+    Returns:
+        ``[num_tokens]`` int64.
+    """
+    starts, counts = torch.tensor(runs, dtype=torch.int64).view(-1, 2).unbind(1)
+    before = counts.cumsum(0) - counts
+    rows = (starts - before).repeat_interleave(counts)
+    return rows + torch.arange(len(rows))
 
 
 def slot_mapping(

@@ -1,0 +1,189 @@
+"""Chooses the writer at start, by proof: the compiled one must write the portable one's bytes.
+
+The proof runs on scratch caches of the real layers' shape and strides, through the real layers' own
+``do_kv_cache_update`` and the model's own rotary module, before any request is served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from inferscale_runtime.inject.fast import FastWriter, check_layout
+from inferscale_runtime.inject.native import (
+    NativeLibrary,
+    NativeUnavailableError,
+    build_library,
+)
+from inferscale_runtime.inject.writer import LayerTarget, Placement, PortableWriter
+
+_BLOCKS = 3
+_ROWS = 64
+_FUSED = (2, 1, 0)
+
+
+class Writer(Protocol):
+    """Writes one request's rows into all layers."""
+
+    def write(self, layers: Sequence[LayerTarget], placements: Sequence[Placement]) -> None:
+        """See ``PortableWriter.write``."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlabLayout:
+    """What the choice needs to know of the slab.
+
+    Attributes:
+        num_layers: Layers in it.
+        num_kv_heads: KV heads in all, over all ranks.
+        head_dim: Elements of one head.
+        dtype: Element type.
+        heads: KV heads of this rank.
+    """
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    heads: slice
+
+
+@dataclass(frozen=True, slots=True)
+class WriterChoice:
+    """Which writer is used and why.
+
+    Attributes:
+        name: ``native`` or ``portable``.
+        reason: Why it is not the native one, or empty.
+        open: Makes the writer over a slab.
+    """
+
+    name: str
+    reason: str
+    open: Callable[[torch.Tensor], Writer]
+
+
+def choose_writer(
+    mode: str,
+    layers: Sequence[LayerTarget],
+    rotary: Any,
+    layout: SlabLayout,
+    build: Callable[[], Path] = build_library,
+) -> WriterChoice:
+    """Chooses the writer.
+
+    Args:
+        mode: ``auto`` or ``portable``.
+        layers: This rank's layers, with their caches.
+        rotary: The model's rotary module.
+        layout: The slab.
+        build: Makes the compiled library.
+
+    Returns:
+        The native writer where it is proved right, else the portable one with the reason.
+    """
+
+    def portable(slab: torch.Tensor) -> Writer:
+        return PortableWriter(slab, layout.heads, rotary)
+
+    if mode == "portable":
+        return WriterChoice("portable", "inject.writer is 'portable'", portable)
+    try:
+        check_layout(layers, rotary, layout.dtype)
+        library = NativeLibrary(build())
+        fused = _prove(layers, rotary, layout, library)
+    except NativeUnavailableError as error:
+        return WriterChoice("portable", str(error), portable)
+
+    def native(slab: torch.Tensor) -> Writer:
+        return FastWriter(slab, layout.heads, rotary, library, fused)
+
+    return WriterChoice("native", "", native)
+
+
+class _Mirror:
+    """A layer with another cache: ``do_kv_cache_update`` reads everything else from the layer."""
+
+    def __init__(self, module: Any, cache: torch.Tensor) -> None:
+        self._module = module
+        self.kv_cache = cache
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+def _prove(
+    layers: Sequence[LayerTarget], rotary: Any, layout: SlabLayout, library: NativeLibrary
+) -> int:
+    """Finds the rounding that gives the portable writer's bytes in every kind of layer."""
+    shape = (_ROWS, layout.num_layers, 2, layout.num_kv_heads, layout.head_dim)
+    slab = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    probes = list(_one_of_each(layers))
+    block_size = probes[0].module.kv_cache.shape[2]
+    placement = _awkward_placement(block_size, len(rotary.cos_sin_cache))
+    expected = _written(PortableWriter(slab, layout.heads, rotary), probes, placement)
+    worst = float("inf")
+    for fused in _FUSED:
+        found = _written(FastWriter(slab, layout.heads, rotary, library, fused), probes, placement)
+        # Bit patterns, so that NaN equals itself and -0 is not 0.
+        pairs = list(zip(found, expected, strict=True))
+        if all(torch.equal(a.view(torch.int32), b.view(torch.int32)) for a, b in pairs):
+            return fused
+        worst = min(worst, max(float((a - b).abs().max()) for a, b in pairs))
+    raise NativeUnavailableError(
+        f"its bytes are not those of the layers' own writer (largest difference {worst:.2g})"
+    )
+
+
+def _one_of_each(layers: Sequence[LayerTarget]) -> Iterator[LayerTarget]:
+    """The first and the last layer of each kind."""
+    kinds: dict[Any, list[LayerTarget]] = {}
+    for layer in layers:
+        cache = layer.module.kv_cache
+        kind = (
+            type(layer.module.impl),
+            cache.shape[1:],
+            cache.stride()[1:],
+            getattr(layer.module, "isa", None),
+            getattr(layer.module.impl, "kv_cache_dtype", None),
+        )
+        kinds.setdefault(kind, []).append(layer)
+    for same in kinds.values():
+        yield same[0]
+        if len(same) > 1:
+            yield same[-1]
+
+
+def _awkward_placement(block_size: int, num_positions: int) -> Placement:
+    """Whole lines, short ones at both ends, single tokens, jumps, a block's end and backwards."""
+    # No slot twice: which of two tokens stays is up to the threads. Blocks have at least 16 slots.
+    runs = [(5, block_size), (2 * block_size - 8, 17), (3 * block_size - 3, 1)]
+    runs += [(3 * block_size - 5, 2)]
+    slots = torch.cat([torch.arange(start, start + count) for start, count in runs])
+    count = len(slots)
+    rows = torch.arange(count).mul(37).remainder(_ROWS)
+    positions = torch.arange(count).mul(max(1, num_positions // count)).remainder(num_positions)
+    return Placement(rows, positions, slots)
+
+
+def _written(
+    writer: Writer, probes: Sequence[LayerTarget], placement: Placement
+) -> list[torch.Tensor]:
+    caches = []
+    mirrors = []
+    for probe in probes:
+        cache = _scratch(probe.module.kv_cache)
+        caches.append(cache)
+        mirrors.append(LayerTarget(probe.index, _Mirror(probe.module, cache), 0))
+    writer.write(mirrors, [placement])
+    return caches
+
+
+def _scratch(cache: torch.Tensor) -> torch.Tensor:
+    """A cache of a few blocks with the same strides, filled with a number that nobody writes."""
+    shape = (_BLOCKS, *cache.shape[1:])
+    return torch.empty_strided(shape, cache.stride(), dtype=cache.dtype).fill_(-123.0)
