@@ -168,7 +168,10 @@ class Quota(Struct):
 
 
 class Retention(Struct):
-    """What happens to stored bytes."""
+    """How long facts and stored bytes are kept."""
+
+    max_age_days: int | None = Field(None, ge=1, le=36_500)
+    """Facts and turns whose ``time`` is an older ISO 8601 date are dropped by the next encoding."""
 
     on_delete: Literal["Erase", "Retain"] = "Erase"
     """Whether deleting the MemoryStore erases its files. ``Retain`` keeps existing claims and
@@ -200,7 +203,7 @@ class MemoryStoreSpec(Struct):
     source: Source
     """Where the facts come from."""
     storage: Storage = Field(
-        default_factory=Storage,
+        default_factory=lambda: Storage(pvc=PvcStorage()),
         json_schema_extra=rules(
             rule(
                 "has(self.s3) == has(oldSelf.s3)"
@@ -243,9 +246,7 @@ class JobStatus(Struct):
     input: str = Field("", max_length=64)
     """Digest of everything that the job was started for."""
     attempt: int = Field(0, ge=0)
-    """Failed starts for this input."""
-    finished_at: str | None = Field(None, max_length=32, json_schema_extra={"format": "date-time"})
-    """When the last job for this input ended."""
+    """Number of the start for this input, from 0."""
     last_error: str = Field("", max_length=4096)
     """Last line of the failed pod."""
 
@@ -275,15 +276,15 @@ class MemoryStoreStatus(Struct):
     fingerprint: str = Field("", max_length=128)
     """Fingerprint of the encoding in use."""
     encoded_input: str = Field("", max_length=64)
-    """Digest of the spec fields that ``fingerprint`` was encoded from."""
+    """Digest of what ``fingerprint`` was encoded from: spec fields, image and source version."""
+    encoded_model: str = Field("", max_length=1024)
+    """Model that ``fingerprint`` belongs to: ``id@revision:dtype``."""
     store_bytes: int = Field(0, ge=0)
     """Bytes of the store."""
     tier: str = Field("", max_length=16)
     """Where the bytes are kept: ``disk``, or ``object`` for S3."""
     location: str = Field("", max_length=1024)
     """Claim or URL of the store."""
-    source_digest: str = Field("", max_length=64)
-    """Digest of a ConfigMap source when it was last encoded."""
     last_sync_time: str | None = Field(
         None, max_length=32, json_schema_extra={"format": "date-time"}
     )
