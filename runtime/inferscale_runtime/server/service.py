@@ -14,6 +14,7 @@ from inferscale_runtime.connector.capability import PARAMS_KEY, Claim, cache_sal
 from inferscale_runtime.errors import StoreError
 from inferscale_runtime.prompt.plan import PlannedFact, PromptPlan, order_facts, plan_prompt
 from inferscale_runtime.prompt.template import Message
+from inferscale_runtime.retrieval.batcher import EmbeddingBatcher
 from inferscale_runtime.retrieval.embedder import Embedder
 from inferscale_runtime.retrieval.search import top_k
 from inferscale_runtime.server import metrics
@@ -70,7 +71,7 @@ class MemoryService:
         self._embedder = embedder
         self._users = UserCache(store)
         self._staging = Staging(store, arena, config.tiers.stage_timeout_ms / 1000)
-        self._embedding = asyncio.Lock()
+        self._questions = EmbeddingBatcher(embedder)
         self._mismatched: set[str] = set()
         self.identity = identity
         self.adopt(identity)
@@ -141,9 +142,7 @@ class MemoryService:
         if k == 0 or not view.memory.facts:
             return []
         if view.memory.embedder == self._embedder.name:
-            # One at a time: the embedder's threads would fight each other and the engine.
-            async with self._embedding:
-                query = (await asyncio.to_thread(self._embedder.embed, [question]))[0]
+            query = await self._questions.embed(question)
             best = top_k(query, view.memory.embeddings, k, self._config.retrieval.min_score)
         else:
             if view.memory.user not in self._mismatched:
