@@ -90,7 +90,18 @@ def register(subparsers: Any) -> None:
         description="Reads facts with the serving engine and keeps their keys and values. Only "
         "new or changed facts are read; a killed job goes on where it was.",
     )
-    encode.add_argument("--input", required=True, help="JSONL of turns and facts, - for stdin")
+    encode.add_argument(
+        "--input",
+        required=True,
+        action="append",
+        help="JSONL of turns and facts, may be .gz: file, folder of *.jsonl, http(s):// or fsspec "
+        "URL, - for stdin; may be repeated",
+    )
+    encode.add_argument(
+        "--input-authorization-file",
+        metavar="FILE",
+        help="holds the HTTP Authorization header for http(s):// inputs",
+    )
     encode.add_argument(
         "--model", required=True, help="model folder, hub id or builtin:smollm2-135m"
     )
@@ -180,11 +191,16 @@ def _encode(
     status: EncodeStatus,
     stop: StopSignal,
 ) -> EncodeReport:
-    from inferscale_runtime.encode.input import read_input
+    from inferscale_runtime.encode.input import read_inputs
     from inferscale_runtime.encode.limits import drop_expired
+    from inferscale_runtime.encode.sources import shown
 
     status.enter("reading_input")
-    users = read_input(arguments.input)
+    users = read_inputs(
+        arguments.input,
+        authorization_file=arguments.input_authorization_file,
+        max_bytes=config.encoding.max_input_bytes,
+    )
     retained = drop_expired(users, config.retention.max_age_days, datetime.now(UTC))
     template = Path(arguments.chat_template).read_text() if arguments.chat_template else None
     status.enter("loading")
@@ -206,7 +222,7 @@ def _encode(
     )
     job = EncodeJob(config, options, status, stop)
     job.report.expired = retained.expired
-    job.run(retained.users, arguments.input, shard)
+    job.run(retained.users, ", ".join(map(shown, arguments.input)), shard)
     if retained.expired:
         print(
             f"{retained.expired} facts are older than retention.max_age_days and were left out, "

@@ -8,15 +8,22 @@ they end up in Job logs, which more people can read than the memories.
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from inferscale_runtime.errors import InputError
+from inferscale_runtime.encode.sources import (
+    ByteLimit,
+    expand,
+    is_http,
+    open_source,
+    read_authorization,
+    read_lines,
+    shown,
+)
+from inferscale_runtime.errors import ConfigError, InputError
 from inferscale_runtime.store.records import Fact, Turn
 
 MAX_FACT_CHARS = 8192
@@ -79,69 +86,103 @@ class _Builder:
 
     facts: dict[str, Fact] = field(default_factory=dict)
     turns: dict[str, Turn] = field(default_factory=dict)
-    fact_lines: dict[str, int] = field(default_factory=dict)
+    # Source and line of each fact.
+    places: dict[str, tuple[str, int]] = field(default_factory=dict)
 
 
-def read_input(path: str) -> dict[str, UserInput]:
-    """Reads and checks one input file.
+class InputParser:
+    """Checks lines of one or more inputs that together are the users' whole memory."""
+
+    def __init__(self) -> None:
+        self._users: dict[str, _Builder] = {}
+
+    def add(self, lines: Iterable[bytes], source: str) -> None:
+        """Checks the lines of one input.
+
+        Args:
+            lines: Raw lines, with or without their line ends. Blank lines are skipped.
+            source: Name for error messages.
+
+        Raises:
+            InputError: A line is wrong.
+        """
+        for number, raw in enumerate(lines, start=1):
+            # Editors on Windows put a byte order mark before the first line; it means nothing.
+            raw = raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
+            if not raw.strip():
+                continue
+            parsed = _parse(raw, source, number)
+            _check_user(parsed.user, source, number)
+            builder = self._users.setdefault(parsed.user, _Builder())
+            if isinstance(parsed, _TurnLine):
+                _add_turn(builder, parsed, source, number)
+            else:
+                _add_fact(builder, parsed, source, number)
+
+    def finish(self) -> dict[str, UserInput]:
+        """Returns user id -> input, in the order in which users first appear.
+
+        Raises:
+            InputError: A fact names a turn that does not exist.
+        """
+        # References are checked last: a fact may stand before its turn, or in another file.
+        for builder in self._users.values():
+            for fact in builder.facts.values():
+                if fact.turn_id is not None and fact.turn_id not in builder.turns:
+                    source, line = builder.places[fact.id]
+                    problem = "names a turn that this user does not have"
+                    fix = "Add the turn's line for the same user, or remove the field"
+                    raise InputError(source, line, "turn", problem, fix)
+        return {
+            user: UserInput(user, tuple(b.facts.values()), tuple(b.turns.values()))
+            for user, b in self._users.items()
+        }
+
+
+def read_inputs(
+    names: Sequence[str], *, authorization_file: str | None = None, max_bytes: int
+) -> dict[str, UserInput]:
+    """Reads and checks the whole input.
 
     Args:
-        path: A file, or ``"-"`` for standard input.
+        names: Files, folders, URLs, or ``"-"`` for standard input.
+        authorization_file: File with the HTTP ``Authorization`` header.
+        max_bytes: Most bytes of all inputs together, unpacked.
 
     Returns:
         User id -> that user's input, in the order in which users first appear.
 
     Raises:
-        InputError: A line is wrong, or the file cannot be read.
+        InputError: A line is wrong, or an input cannot be read.
+        SourceError: An input could not be fetched whole.
+        ConfigError: The authorization file cannot be used.
     """
-    source = "<stdin>" if path == "-" else path
-    with ExitStack() as stack:
-        try:
-            stream = sys.stdin.buffer if path == "-" else stack.enter_context(open(path, "rb"))
-            return parse_lines(stream, source)
-        except OSError as error:
-            problem = f"cannot be read: {error.strerror or type(error).__name__}"
-            raise InputError(source, 0, "", problem, "Check the path and its permissions") from None
+    authorization = None
+    if authorization_file:
+        if not any(is_http(name) for name in names):
+            raise ConfigError(
+                f"--input-authorization-file '{authorization_file}': no --input is an http:// or "
+                "https:// URL; leave it out"
+            )
+        authorization = read_authorization(authorization_file)
+    parser, limit = InputParser(), ByteLimit(max_bytes)
+    for name in expand(names):
+        source = shown(name)
+        with open_source(name, authorization, limit) as stream:
+            try:
+                parser.add(read_lines(stream, source, limit), source)
+            except OSError as error:
+                problem = f"cannot be read: {error.strerror or type(error).__name__}"
+                fix = "Check the path and its permissions"
+                raise InputError(source, 0, "", problem, fix) from None
+    return parser.finish()
 
 
 def parse_lines(lines: Iterable[bytes], source: str) -> dict[str, UserInput]:
-    """Checks lines that are already in hand; see `read_input`.
-
-    Args:
-        lines: Raw lines, with or without their line ends. Blank lines are skipped.
-        source: Name for error messages.
-
-    Returns:
-        User id -> that user's input.
-
-    Raises:
-        InputError: A line is wrong.
-    """
-    users: dict[str, _Builder] = {}
-    for number, raw in enumerate(lines, start=1):
-        # Editors on Windows put a byte order mark before the first line; it carries no meaning.
-        raw = raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
-        if not raw.strip():
-            continue
-        parsed = _parse(raw, source, number)
-        _check_user(parsed.user, source, number)
-        builder = users.setdefault(parsed.user, _Builder())
-        if isinstance(parsed, _TurnLine):
-            _add_turn(builder, parsed, source, number)
-        else:
-            _add_fact(builder, parsed, source, number)
-    # References are checked last: a fact may stand before its turn in the file.
-    for builder in users.values():
-        for fact in builder.facts.values():
-            if fact.turn_id is not None and fact.turn_id not in builder.turns:
-                line = builder.fact_lines[fact.id]
-                problem = "names a turn that this user does not have"
-                fix = "Add the turn's line for the same user, or remove the field"
-                raise InputError(source, line, "turn", problem, fix)
-    return {
-        user: UserInput(user, tuple(b.facts.values()), tuple(b.turns.values()))
-        for user, b in users.items()
-    }
+    """Checks lines that are already in hand; see `InputParser`."""
+    parser = InputParser()
+    parser.add(lines, source)
+    return parser.finish()
 
 
 def _parse(raw: bytes, source: str, number: int) -> _TurnLine | _FactLine:
@@ -237,4 +278,4 @@ def _add_fact(builder: _Builder, line: _FactLine, source: str, number: int) -> N
     if builder.facts.setdefault(fact.id, fact) != fact:
         problem = "repeats an earlier fact's id with other content"
         raise InputError(source, number, "id", problem, "Give each fact of a user its own id")
-    builder.fact_lines.setdefault(fact.id, number)
+    builder.places.setdefault(fact.id, (source, number))

@@ -8,9 +8,14 @@ from typing import Any
 
 import pytest
 
-from inferscale_runtime.encode.input import parse_lines, read_input
+from inferscale_runtime.encode.input import UserInput, parse_lines, read_inputs
 from inferscale_runtime.errors import InputError
 from inferscale_runtime.store.records import Fact, Turn
+
+
+def read_input(path: str) -> dict[str, UserInput]:
+    return read_inputs([path], max_bytes=1 << 30)
+
 
 SECRET = "Zanzibar"
 SAMPLE = Path(__file__).parents[3] / "runtime" / "inferscale_runtime" / "demo" / "sample.jsonl"
