@@ -228,11 +228,7 @@ def test_http_refusals_name_the_status_and_no_secret(
     with pytest.raises(InputError) as caught:
         read(url, authorization_file=str(key))
     message = str(caught.value)
-    assert (
-        f"http://{server.host}/facts.jsonl: was refused with HTTP {status}"
-        in message.replace(":  ", ": ")
-        or f"HTTP {status}" in message
-    )
+    assert f"http://{server.host}/facts.jsonl: was refused with HTTP {status}" in message
     for secret in ("topsecret", "hunter2", "me:", "s3cr3t"):
         assert secret not in message
     assert len(server.requests) == 1
