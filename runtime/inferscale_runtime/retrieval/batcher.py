@@ -17,8 +17,8 @@ from inferscale_runtime.retrieval.embedder import Embedder
 _Vector = npt.NDArray[np.float32]
 
 MAX_BATCH = 16
-"""Most texts in a batch. Sixteen take a third of the time of sixteen single ones; longer batches gain
-nothing more and keep their first request waiting (measured, MiniLM on one core)."""
+"""Most texts in a batch. Sixteen take a third of the time of sixteen single ones (measured, MiniLM
+on one core); longer batches gain nothing more and keep their first request waiting."""
 
 
 class EmbeddingBatcher:
