@@ -1,22 +1,23 @@
 """The DRAM arena: which segments lie where in the slab (API process only).
 
-Segments are allocated in whole rows, first fit; the least recently used unpinned segments make
-room. A segment is pinned while any lease uses it. All methods are thread-safe and short: reading
-from disk happens outside the lock.
+Segments are allocated in whole rows, in one piece where there is one. A segment is pinned while any
+lease uses it; among the others ``eviction`` chooses who makes room. All methods are thread-safe and
+short: reading from disk and copying into the slab happen outside the lock.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from inferscale_runtime.tiers.eviction import EvictionPolicy, Resident, StoreLimits, Tier
 from inferscale_runtime.tiers.slab import (
     LEASE_ACTIVE,
     LEASE_DONE,
@@ -24,18 +25,13 @@ from inferscale_runtime.tiers.slab import (
     LEASE_NEW,
     NUM_LEASES,
 )
+from inferscale_runtime.tiers.spans import FreeSpans
+from inferscale_runtime.tiers.stats import TierStats
 
 UNSEEN_LEASE_SECONDS = 300.0
 """A lease that the engine never saw is taken back after this time (arbitrary; a request reaches
 the engine within one step). The scheduler side checks the generation, so a late request goes as
 text."""
-
-
-@dataclass(slots=True)
-class _Entry:
-    start: int
-    rows: int
-    pins: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +41,7 @@ class Lease:
     Attributes:
         slot: Index into the leases file.
         generation: Value that the slot had when the lease was given.
-        runs: ``(first row, rows)`` of each segment, in prompt order.
+        runs: ``(first row, rows)`` of the segments, in prompt order; a segment may lie in several.
         keys: The segments.
     """
 
@@ -55,59 +51,237 @@ class Lease:
     keys: tuple[str, ...]
 
 
-class Arena:
-    """Allocation of the slab."""
+@dataclass(frozen=True, slots=True)
+class StoreUse:
+    """What one store has in the arena now.
 
-    def __init__(self, slab: torch.Tensor, leases: npt.NDArray[np.int64]) -> None:
+    Attributes:
+        used_bytes: Resident segments.
+        pinned_bytes: Of these, held by requests or for good.
+        segments: How many.
+        floor_bytes: Bytes that other stores cannot take.
+        ceiling_bytes: Most bytes, or None.
+        tier: ``gpu``, ``dram`` or ``disk``, as planned.
+    """
+
+    used_bytes: int
+    pinned_bytes: int
+    segments: int
+    floor_bytes: int
+    ceiling_bytes: int | None
+    tier: Tier
+
+
+@dataclass(frozen=True, slots=True)
+class ByteLimits:
+    """Limits of one store in bytes; see ``StoreLimits``.
+
+    Attributes:
+        floor_bytes: Rounded down to whole rows, as is the ceiling.
+        ceiling_bytes: None is no limit.
+        tier: Planned tier.
+    """
+
+    floor_bytes: int = 0
+    ceiling_bytes: int | None = None
+    tier: Tier = "dram"
+
+
+class Arena:
+    """Allocation of the slab.
+
+    Args:
+        slab: ``[num_rows, num_layers, 2, num_kv_heads, head_dim]``.
+        leases: ``[NUM_LEASES, 2]`` int64.
+        stats: Where lookups, staging and evictions are counted.
+    """
+
+    def __init__(
+        self,
+        slab: torch.Tensor,
+        leases: npt.NDArray[np.int64],
+        stats: TierStats | None = None,
+    ) -> None:
         self._slab = slab
         self._leases = leases
         self._lock = threading.Lock()
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()
-        self._free: list[tuple[int, int]] = [(0, slab.shape[0])]
+        self._written = threading.Condition(self._lock)
+        self._entries: dict[str, Resident] = {}
+        self._writing: set[str] = set()
+        self._unwanted: set[str] = set()
+        self._kept: Counter[str] = Counter()
+        self._free = FreeSpans(slab.shape[0])
+        self._policy = EvictionPolicy(slab.shape[0])
         self._free_slots = list(range(NUM_LEASES - 1, -1, -1))
+        self._held: dict[int, list[Resident]] = {}
         self._ended: dict[int, tuple[Lease, float]] = {}
+        self.row_bytes = slab[:1].numel() * slab.element_size()
+        self.stats = stats or TierStats()
         self.evictions = 0
 
     @property
     def used_rows(self) -> int:
         """Rows that hold a segment."""
         with self._lock:
-            return sum(entry.rows for entry in self._entries.values())
+            return self._policy.rows
 
     @property
     def pinned_rows(self) -> int:
         """Rows that a lease (or a permanent pin) keeps in place."""
         with self._lock:
-            return sum(entry.rows for entry in self._entries.values() if entry.pins)
+            return self._policy.pinned
+
+    @property
+    def budget_bytes(self) -> int:
+        """Bytes that segments may take together."""
+        with self._lock:
+            return self._policy.budget * self.row_bytes
+
+    @property
+    def slab_bytes(self) -> int:
+        """Size of the slab, the largest budget."""
+        return int(self._slab.shape[0]) * self.row_bytes
+
+    def use_by_store(self) -> dict[str, StoreUse]:
+        """What each store has in the arena."""
+        with self._lock:
+            return {name: self._use(name) for name in sorted(self._policy.stores)}
+
+    def _use(self, store: str) -> StoreUse:
+        rows, pinned, segments = self._policy.rows_of(store)
+        limits = self._policy.limits_of(store)
+        size = self.row_bytes
+        ceiling = None if limits.ceiling is None else limits.ceiling * size
+        return StoreUse(
+            rows * size, pinned * size, segments, limits.floor * size, ceiling, limits.tier
+        )
+
+    def set_limits(self, budget_bytes: int | None, limits: Mapping[str, ByteLimits]) -> None:
+        """Changes the budget and the stores' limits while requests run.
+
+        What is over a limit and not pinned goes at once; what requests hold drains.
+
+        Args:
+            budget_bytes: At most the slab's size; None is the whole slab.
+            limits: By store; a store that is not named has none.
+        """
+        size = self.row_bytes
+        total = int(self._slab.shape[0])
+        budget = total if budget_bytes is None else min(total, budget_bytes // size)
+        rows = {
+            name: StoreLimits(
+                limit.floor_bytes // size,
+                None if limit.ceiling_bytes is None else limit.ceiling_bytes // size,
+                limit.tier,
+            )
+            for name, limit in limits.items()
+        }
+        with self._lock:
+            self._policy.configure(budget, rows)
+            self._collect()
+            self._shed()
 
     def resident(self, keys: Sequence[str]) -> set[str]:
         """Which of the keys are in the slab."""
         with self._lock:
             return {key for key in keys if key in self._entries}
 
-    def put(self, key: str, kv: torch.Tensor, *, pin: bool = False) -> bool:
+    def look_up(self, keys: Sequence[str], *, store: str = "") -> set[str]:
+        """As ``resident`` for one request that is going to use them.
+
+        Counts its hits and misses, and what is there becomes recent, so that reading the rest does
+        not push it out.
+        """
+        with self._lock:
+            found = {key for key in keys if key in self._entries}
+            for key in found:
+                self._policy.touch(self._entries[key])
+        self.stats.looked_up(store, len(found), len({*keys} - found))
+        return found
+
+    def put(self, key: str, kv: torch.Tensor, *, pin: bool = False, store: str = "") -> bool:
         """Copies a segment into the slab.
 
         Args:
             key: Segment key.
             kv: ``[num_tokens, num_layers, 2, num_kv_heads, head_dim]`` of the slab's dtype.
             pin: Keep it for good (the preamble).
+            store: Whose limits it counts against.
 
         Returns:
-            False when there is no room beside pinned segments.
+            False when there is no room beside pinned segments and other stores' floors.
         """
         with self._lock:
             self._collect()
+            while key in self._writing:
+                self._written.wait()
             if key in self._entries:
-                self._entries[key].pins += pin
+                if pin:
+                    self._policy.pin(self._entries[key])
+                    self._kept[key] += 1
                 return True
-            start = self._allocate(kv.shape[0])
-            if start is None:
+            entry = self._reserve(key, store, kv.shape[0])
+            if entry is None:
                 return False
-            # Inside the lock: a segment must not be visible before its bytes are.
-            self._slab[start : start + kv.shape[0]].copy_(kv)
-            self._entries[key] = _Entry(start, kv.shape[0], int(pin))
+            self._writing.add(key)
+        try:
+            done = 0
+            for start, rows in entry.runs:
+                self._slab[start : start + rows].copy_(kv[done : done + rows])
+                done += rows
+        except BaseException:
+            with self._lock:
+                self._end_writing(entry)
+                self._drop(entry)
+            raise
+        with self._lock:
+            # Only now: a segment must not be visible before its bytes are.
+            wanted = self._end_writing(entry)
+            if not pin or not wanted:
+                self._policy.unpin(entry)
+            if not wanted:
+                self._drop(entry)
+                return False
+            self._entries[key] = entry
+            if pin:
+                self._kept[key] += 1
+            self._shed()  # the budget may have shrunk meanwhile
             return True
+
+    def _end_writing(self, entry: Resident) -> bool:
+        """Lets others see the key again; False when it was discarded meanwhile."""
+        wanted = entry.key not in self._unwanted
+        self._writing.discard(entry.key)
+        self._unwanted.discard(entry.key)
+        self._written.notify_all()
+        return wanted
+
+    def _reserve(self, key: str, store: str, rows: int) -> Resident | None:
+        victims = self._policy.victims_for(store, rows)
+        if victims is None:
+            return None
+        self._evict(victims)
+        runs = self._free.take(rows)
+        assert runs is not None, "the budget is larger than the slab"
+        entry = Resident(key, store, runs, rows, pins=1)
+        self._policy.add(entry)
+        return entry
+
+    def discard(self, keys: Sequence[str]) -> int:
+        """Forgets segments at once; the rows of those that requests hold are freed when they end.
+
+        Returns:
+            How many were resident.
+        """
+        with self._lock:
+            self._unwanted |= self._writing & {*keys}
+            found = [self._entries.pop(key) for key in {*keys} if key in self._entries]
+            for entry in found:
+                for _ in range(self._kept.pop(entry.key, 0)):
+                    self._policy.unpin(entry)
+                if not entry.pins:
+                    self._drop(entry)
+            return len(found)
 
     def acquire(self, keys: Sequence[str]) -> Lease | None:
         """Pins segments for one request.
@@ -122,16 +296,15 @@ class Arena:
             self._collect()
             if not self._free_slots or any(key not in self._entries for key in keys):
                 return None
-            runs = []
-            for key in keys:
-                entry = self._entries[key]
-                entry.pins += 1
-                self._entries.move_to_end(key)
-                runs.append((entry.start, entry.rows))
+            entries = [self._entries[key] for key in keys]
+            for entry in entries:
+                self._policy.pin(entry)
             slot = self._free_slots.pop()
+            self._held[slot] = entries
             generation = int(self._leases[slot, 0]) + 1
             self._leases[slot] = (generation, LEASE_NEW)
-            return Lease(slot, generation, tuple(runs), tuple(keys))
+            runs = tuple(run for entry in entries for run in entry.runs)
+            return Lease(slot, generation, runs, tuple(keys))
 
     def end(self, lease: Lease, *, submitted: bool) -> None:
         """The HTTP side of a request is over; the pins go when the engine is done too.
@@ -145,8 +318,14 @@ class Arena:
                 return  # ended before; the slot may belong to another request by now
             if not submitted and self._leases[lease.slot, 1] == LEASE_NEW:
                 self._release(lease)
+                self._shed()
                 return
             self._ended[lease.slot] = (lease, time.monotonic())
+            self._collect()
+
+    def collect(self) -> None:
+        """Frees what ended requests held; called now and then, so that a drain ends without one."""
+        with self._lock:
             self._collect()
 
     def _collect(self) -> None:
@@ -157,54 +336,29 @@ class Arena:
             if state == LEASE_DONE or unseen:
                 del self._ended[lease.slot]
                 self._release(lease)
+        self._shed()
 
     def _release(self, lease: Lease) -> None:
         self._leases[lease.slot] = (lease.generation + 1, LEASE_FREE)
         self._free_slots.append(lease.slot)
-        for key in lease.keys:
-            self._entries[key].pins -= 1
+        for entry in self._held.pop(lease.slot):
+            self._policy.unpin(entry)
+            if not entry.pins and self._entries.get(entry.key) is not entry:
+                self._drop(entry)  # discarded meanwhile
 
-    def _allocate(self, rows: int) -> int | None:
-        start = self._take(rows)
-        if start is not None:
-            return start
-        if self._largest_span() < rows:
-            return None  # pinned segments lie in the way: evict nothing in vain
-        for key in [key for key, entry in self._entries.items() if not entry.pins]:
-            entry = self._entries.pop(key)
-            self._give(entry.start, entry.rows)
+    def _shed(self) -> None:
+        self._evict(self._policy.overflow())
+
+    def _evict(self, victims: Sequence[Resident]) -> None:
+        for entry in victims:
+            del self._entries[entry.key]
+            self._drop(entry)
             self.evictions += 1
-            start = self._take(rows)
-            if start is not None:
-                return start
-        return None
+            self.stats.evicted(entry.store)
 
-    def _largest_span(self) -> int:
-        """Most rows in one piece that evicting every unpinned segment would give."""
-        pinned = sorted((e.start, e.rows) for e in self._entries.values() if e.pins)
-        edges = [*pinned, (self._slab.shape[0], 0)]
-        largest, begin = 0, 0
-        for start, rows in edges:
-            largest = max(largest, start - begin)
-            begin = start + rows
-        return largest
-
-    def _take(self, rows: int) -> int | None:
-        for index, (start, size) in enumerate(self._free):
-            if size >= rows:
-                rest = [(start + rows, size - rows)] if size > rows else []
-                self._free[index : index + 1] = rest
-                return start
-        return None
-
-    def _give(self, start: int, rows: int) -> None:
-        merged: list[tuple[int, int]] = []
-        for begin, size in sorted([*self._free, (start, rows)]):
-            if merged and merged[-1][0] + merged[-1][1] == begin:
-                merged[-1] = (merged[-1][0], merged[-1][1] + size)
-            else:
-                merged.append((begin, size))
-        self._free = merged
+    def _drop(self, entry: Resident) -> None:
+        self._policy.remove(entry)
+        self._free.give(entry.runs)
 
 
 def activate_lease(leases: npt.NDArray[np.int64], slot: int, generation: int) -> bool:

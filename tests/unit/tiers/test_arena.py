@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from inferscale_runtime.tiers import arena as arena_module
-from inferscale_runtime.tiers.arena import Arena, Lease, activate_lease, finish_lease
+from inferscale_runtime.tiers.arena import (
+    Arena,
+    ByteLimits,
+    StoreUse,
+    activate_lease,
+    finish_lease,
+)
 from inferscale_runtime.tiers.slab import (
     NUM_LEASES,
     SlabShape,
@@ -117,6 +123,14 @@ def test_use_makes_recent(arena: Arena) -> None:
     assert arena.resident(["a", "b"]) == {"a"}
 
 
+def test_what_a_request_found_is_not_pushed_out_by_what_it_reads(arena: Arena) -> None:
+    for key in ("a", "b"):
+        assert arena.put(key, rows(5))
+    assert arena.look_up(["a", "c"]) == {"a"}
+    assert arena.put("c", rows(5))
+    assert arena.acquire(["a", "c"]) is not None
+
+
 def test_late_finish_ends_nothing(arena: Arena) -> None:
     arena.put("a", rows(2))
     old = arena.acquire(["a"])
@@ -165,54 +179,151 @@ def test_slots_outside_are_refused(arena: Arena, slot: int) -> None:
     assert not activate_lease(arena._leases, slot, 0)
 
 
-ACTIONS = st.lists(
-    st.one_of(
-        st.tuples(st.just("put"), st.integers(0, 7), st.integers(1, 6)),
-        st.tuples(st.just("acquire"), st.integers(0, 7), st.integers(0, 7)),
-        st.tuples(st.just("activate"), st.integers(0, 3), st.just(0)),
-        st.tuples(st.just("finish"), st.integers(0, 3), st.just(0)),
-        st.tuples(st.just("end"), st.integers(0, 3), st.integers(0, 1)),
-    ),
-    max_size=40,
-)
+def test_a_segment_in_pieces_comes_back_in_order(arena: Arena) -> None:
+    for key in ("a", "b", "c", "d", "e"):
+        assert arena.put(key, rows(2))
+    held = arena.acquire(["b", "d"])
+    assert held is not None
+    content = torch.arange(5.0).view(5, 1, 1, 1, 1).expand(5, 1, 2, 1, 2)
+    assert arena.put("long", content), "six rows are free, two in a row"
+    lease = arena.acquire(["d", "long"])
+    assert lease is not None
+    order = [row for start, count in lease.runs for row in range(start, start + count)]
+    assert len(lease.runs) > 2
+    assert arena._slab[order[2:], 0, 0, 0, 0].tolist() == [0, 1, 2, 3, 4]
 
 
-@settings(max_examples=150, deadline=None)
-@given(actions=ACTIONS)
-def test_rows_are_never_lost_or_shared(actions: list[tuple[str, int, int]]) -> None:
-    total = SHAPE.num_rows
-    slab = torch.zeros(SHAPE.tensor_shape)
-    leases = np.zeros((NUM_LEASES, 2), np.int64)
-    arena = Arena(slab, leases)
-    written: dict[str, int] = {}
-    open_leases: list[Lease] = []
-    for stamp, (action, first, second) in enumerate(actions, start=1):
-        lease = open_leases[first] if first < len(open_leases) else None
-        if action == "put":
-            known = arena.resident([str(first)])
-            if arena.put(str(first), rows(second) * stamp) and not known:
-                written[str(first)] = stamp
-        elif action == "acquire":
-            found = arena.acquire([str(first), str(second)])
-            open_leases += [found] if found else []
-        elif lease and action == "activate":
-            activate_lease(leases, lease.slot, lease.generation)
-        elif lease and action == "finish":
-            finish_lease(leases, lease.slot, lease.generation)
-        elif lease and action == "end":
-            arena.end(lease, submitted=bool(second))
-            open_leases.remove(lease)
-        held = sorted((entry.start, entry.rows) for entry in arena._entries.values())
-        spans = sorted([*held, *arena._free])
-        assert sum(size for _, size in spans) == total
-        assert [start for start, _ in spans] == [
-            sum(size for _, size in spans[:n]) for n in range(len(spans))
-        ]
-        assert all(entry.pins >= 0 for entry in arena._entries.values())
-        for key, entry in arena._entries.items():
-            content = slab[entry.start : entry.start + entry.rows]
-            assert bool((content == written[key]).all())
-        for kept in open_leases:  # what a request holds does not move
-            places = [(arena._entries[k].start, arena._entries[k].rows) for k in kept.keys]
-            assert tuple(places) == kept.runs
-        assert len(set(arena._free_slots)) == len(arena._free_slots)
+def test_discarded_segments_are_gone_for_new_requests_and_kept_for_running_ones(
+    arena: Arena,
+) -> None:
+    arena.put("a", rows(3))
+    arena.put("b", rows(3))
+    lease = arena.acquire(["a", "a"])
+    assert lease is not None
+    assert arena.discard(["a", "b", "unknown"]) == 2
+    assert arena.resident(["a", "b"]) == set()
+    assert arena.used_rows == 3
+    assert arena.put("a", rows(3) * 2), "the same fact again, beside the old bytes"
+    assert bool((arena._slab[lease.runs[0][0]] == 1).all())
+    arena.end(lease, submitted=False)
+    assert arena.used_rows == 3
+    assert arena.resident(["a"]) == {"a"}
+
+
+def test_a_preamble_that_is_discarded_leaves_no_rows(arena: Arena) -> None:
+    arena.put("preamble", rows(4), pin=True)
+    arena.put("preamble", rows(4), pin=True)
+    assert arena.pinned_rows == 4
+    assert arena.discard(["preamble"]) == 1
+    assert arena.used_rows == 0
+
+
+class Gate(torch.Tensor):
+    """A source whose copy waits until it is told to go on."""
+
+    @staticmethod
+    def __new__(cls) -> Gate:
+        gate = torch.ones((3, 1, 2, 1, 2)).as_subclass(cls)
+        gate.reached, gate.go = threading.Event(), threading.Event()
+        return gate
+
+    reached: threading.Event
+    go: threading.Event
+
+    def __getitem__(self, index: Any) -> Any:
+        self.reached.set()
+        assert self.go.wait(60)
+        return super().__getitem__(index)
+
+
+@pytest.fixture
+def copying(arena: Arena) -> Iterator[tuple[Gate, list[bool], threading.Thread]]:
+    gate, results = Gate(), []
+    thread = threading.Thread(target=lambda: results.append(arena.put("slow", gate, store="s")))
+    thread.start()
+    assert gate.reached.wait(60)
+    yield gate, results, thread
+    gate.go.set()
+    thread.join(60)
+
+
+def test_requests_go_on_while_a_segment_is_copied(
+    arena: Arena, copying: tuple[Gate, list[bool], threading.Thread]
+) -> None:
+    gate, results, thread = copying
+    assert arena.resident(["slow"]) == set(), "not before its bytes are there"
+    assert arena.acquire(["slow"]) is None
+    assert arena.put("other", rows(7))
+    assert not arena.put("more", rows(8)), "the rows being written are taken"
+    gate.go.set()
+    thread.join(60)
+    assert results == [True]
+    assert arena.acquire(["slow", "other"]) is not None
+
+
+def test_a_segment_discarded_while_it_is_copied_never_shows(
+    arena: Arena, copying: tuple[Gate, list[bool], threading.Thread]
+) -> None:
+    gate, results, thread = copying
+    arena.discard(["slow"])
+    gate.go.set()
+    thread.join(60)
+    assert results == [False]
+    assert arena.resident(["slow"]) == set()
+    assert arena.used_rows == 0
+    assert arena.put("slow", rows(3)), "and may come again"
+
+
+def test_a_budget_that_shrinks_during_a_copy_holds(
+    arena: Arena, copying: tuple[Gate, list[bool], threading.Thread]
+) -> None:
+    gate, _, thread = copying
+    arena.set_limits(2 * arena.row_bytes, {})
+    assert arena.used_rows == 3
+    gate.go.set()
+    thread.join(60)
+    assert arena.used_rows == 0
+
+
+def test_a_failed_copy_leaves_nothing(arena: Arena) -> None:
+    with pytest.raises(RuntimeError):
+        arena.put("a", torch.ones((3, 1, 2, 1, 5)))
+    assert arena.used_rows == 0
+    assert arena.put("a", rows(3))
+
+
+def test_shrinking_drains_what_requests_hold(arena: Arena) -> None:
+    for key in ("a", "b"):
+        arena.put(key, rows(5))
+    lease = arena.acquire(["a"])
+    assert lease is not None
+    assert activate_lease(arena._leases, lease.slot, lease.generation)
+    arena.set_limits(3 * arena.row_bytes, {})
+    assert arena.resident(["a", "b"]) == {"a"}
+    assert not arena.put("c", rows(1))
+    assert activate_lease(arena._leases, lease.slot, lease.generation), "the request goes on"
+    arena.end(lease, submitted=True)
+    finish_lease(arena._leases, lease.slot, lease.generation)
+    arena.collect()
+    assert arena.used_rows == 0
+    assert arena.put("c", rows(3))
+    arena.set_limits(None, {})
+    assert arena.put("d", rows(7))
+
+
+def test_figures_by_store(arena: Arena) -> None:
+    size = arena.row_bytes
+    arena.set_limits(None, {"x": ByteLimits(2 * size, 4 * size + 1, "gpu")})
+    arena.put("a", rows(3), store="x")
+    arena.put("b", rows(2), store="y")
+    lease = arena.acquire(["b"])
+    assert lease is not None
+    assert arena.use_by_store() == {
+        "x": StoreUse(3 * size, 0, 1, 2 * size, 4 * size, "gpu"),
+        "y": StoreUse(2 * size, 2 * size, 1, 0, None, "dram"),
+    }
+    assert arena.look_up(["a", "c", "c"], store="x") == {"a"}
+    assert arena.put("c", rows(4), store="x")
+    figures = arena.stats.snapshot()["x"]
+    assert (figures.hits, figures.misses, figures.evictions) == (1, 1, 1)
+    assert arena.slab_bytes == arena.budget_bytes == 10 * size
