@@ -28,6 +28,7 @@ class Observed:
         reports: What pods said on their status port, by pod name.
         optional_kinds: Names of the optional kinds that the cluster knows.
         namespace_terminating: Whether the namespace is being deleted.
+        entropy: Fresh random text for a Secret that has to be made.
     """
 
     now: datetime
@@ -37,6 +38,7 @@ class Observed:
     reports: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     optional_kinds: frozenset[str] = frozenset()
     namespace_terminating: bool = False
+    entropy: str = ""
 
     def of_kind(self, kind: Kind) -> list[Manifest]:
         """Live children of one kind, by name."""
@@ -96,3 +98,9 @@ class Plan:
     status: Manifest | None = None
     events: tuple[EventRecord, ...] = ()
     requeue_seconds: float | None = None
+
+
+def earliest(*seconds: float | None) -> float | None:
+    """The soonest of several times to look again; None only if all are."""
+    known = [value for value in seconds if value is not None]
+    return min(known) if known else None

@@ -1,0 +1,146 @@
+"""Deleting a MemoryStore: its bytes go first, within a bounded time.
+
+Who removes the bytes depends on how the deletion came. The usual way is an erase Job. Where no pod
+can start any more (the namespace is being deleted, or a foreground deletion has already taken the
+operator's own claim), the bytes go with the claim.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from inferscale_operator.api.memorystore import MemoryStoreSpec
+from inferscale_operator.desired.encoder import build_erase_job
+from inferscale_operator.desired.kinds import CLAIM, JOB, Manifest
+from inferscale_operator.desired.naming import FINALIZER, INPUT
+from inferscale_operator.planner.conditions import (
+    Draft,
+    merge_conditions,
+    parse_timestamp,
+)
+from inferscale_operator.planner.plan import Defaults, EventRecord, Observed, Plan, Ref
+from inferscale_operator.planner.pods import ended, last_line, report
+
+RETRY_SECONDS = 5.0
+
+
+def plan_deletion(
+    resource: Manifest, spec: MemoryStoreSpec, observed: Observed, defaults: Defaults
+) -> Plan:
+    """Decides the next step of a deletion; never makes children again.
+
+    Args:
+        resource: The MemoryStore, with a deletion timestamp.
+        spec: Its spec.
+        observed: What was seen.
+        defaults: ``erase_timeout_seconds`` bounds how long the finalizer stays.
+    """
+    if FINALIZER not in resource["metadata"].get("finalizers", []):
+        return Plan()
+    writers = [job for job in observed.of_kind(JOB) if INPUT in job["metadata"]["labels"]]
+    eraser = observed.children.get((JOB.kind, f"{resource['metadata']['name']}-erase"))
+    stop = tuple(_ref(job) for job in writers if not _deleting(job))
+    release = _release_reason(resource, spec, observed, writers, eraser)
+    if release is not None:
+        done = (*stop, _ref(eraser)) if eraser is not None and not _deleting(eraser) else stop
+        return Plan(finalizer=False, delete=done, events=(release,))
+    started = parse_timestamp(resource["metadata"]["deletionTimestamp"])
+    if observed.now >= started + timedelta(seconds=defaults.erase_timeout_seconds):
+        place = resource.get("status", {}).get("location", "")
+        message = (
+            f"the bytes in '{place}' were not erased within {defaults.erase_timeout_seconds} s; "
+            "run 'inferscale store erase' there"
+        )
+        rest = (*stop, _ref(eraser)) if eraser is not None else stop
+        return Plan(
+            finalizer=False,
+            delete=rest,
+            events=(EventRecord("Warning", "EraseIncomplete", message),),
+        )
+    if writers:
+        return _wait(resource, observed, "the encoding job is being stopped", delete=stop)
+    if eraser is None:
+        job = build_erase_job(resource, spec, defaults)
+        return _wait(resource, observed, "the erase job is started", create=(job,))
+    if _state(eraser) == "Failed":
+        text = last_line(_termination_message(eraser, observed)) or "the erase job failed"
+        again = () if _deleting(eraser) else (_ref(eraser),)
+        return _wait(resource, observed, f"{text}; it is tried again", delete=again, warning=True)
+    return _wait(resource, observed, "the erase job runs")
+
+
+def _release_reason(
+    resource: Manifest,
+    spec: MemoryStoreSpec,
+    observed: Observed,
+    writers: list[Manifest],
+    eraser: Manifest | None,
+) -> EventRecord | None:
+    """Why nothing is left to do, or None."""
+    place = resource.get("status", {}).get("location", "")
+    if spec.retention.on_delete == "Retain":
+        return EventRecord("Normal", "Retained", f"stored bytes stay in '{place}'")
+    if eraser is not None and _state(eraser) == "Complete":
+        receipt = report(_termination_message(eraser, observed)) or {}
+        figures = f"{receipt.get('files', '?')} files, {receipt.get('bytes', '?')} bytes"
+        return EventRecord("Normal", "Erased", f"erased from '{place}': {figures}")
+    never_written = not writers and not resource.get("status", {}).get("job", {}).get("name")
+    if never_written:
+        return EventRecord("Normal", "Erased", "nothing had been stored")
+    if spec.storage.s3 is None:
+        name = spec.storage.pvc.claim_name if spec.storage.pvc is not None else None
+        key = (CLAIM.kind, name or f"{resource['metadata']['name']}-store")
+        claim = observed.children.get(key) or observed.references.get(key)
+        if claim is None or _deleting(claim) or observed.namespace_terminating:
+            return EventRecord("Normal", "Erased", f"the bytes go with the claim '{key[1]}'")
+    elif observed.namespace_terminating:
+        message = f"no pod can start in a namespace that is being deleted; erase '{place}' by hand"
+        return EventRecord("Warning", "EraseIncomplete", message)
+    return None
+
+
+def _wait(
+    resource: Manifest,
+    observed: Observed,
+    message: str,
+    *,
+    create: tuple[Manifest, ...] = (),
+    delete: tuple[Ref, ...] = (),
+    warning: bool = False,
+) -> Plan:
+    old = resource.get("status", {})
+    generation = resource["metadata"].get("generation", 0)
+    draft = Draft("Ready", False, "Erasing", message, warning)
+    kept = [item for item in old.get("conditions", []) if item["type"] != "Ready"]
+    conditions = merge_conditions(old.get("conditions", []), [draft], generation, observed.now)
+    return Plan(
+        create=create,
+        delete=delete,
+        status={**old, "observedGeneration": generation, "conditions": [*kept, *conditions]},
+        requeue_seconds=RETRY_SECONDS,
+    )
+
+
+def _deleting(item: Manifest) -> bool:
+    return bool(item["metadata"].get("deletionTimestamp"))
+
+
+def _ref(job: Manifest) -> Ref:
+    return Ref(JOB, job["metadata"]["name"], job["metadata"]["uid"])
+
+
+def _state(job: Manifest) -> str:
+    for item in job.get("status", {}).get("conditions", []):
+        if item.get("status") == "True" and item["type"] in ("Complete", "Failed"):
+            return str(item["type"])
+    return ""
+
+
+def _termination_message(job: Manifest, observed: Observed) -> str:
+    name = job["metadata"]["name"]
+    for pod in observed.pods:
+        if pod["metadata"].get("labels", {}).get("batch.kubernetes.io/job-name") == name:
+            end = ended(pod)
+            if end is not None and end.message:
+                return end.message
+    return ""

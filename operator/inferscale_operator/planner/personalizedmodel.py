@@ -1,0 +1,306 @@
+"""What to do about a PersonalizedModel: wait for its stores, roll out, say what is so."""
+
+from __future__ import annotations
+
+from pydantic import ValidationError
+
+from inferscale_operator.api.base import GROUP
+from inferscale_operator.api.personalizedmodel import PersonalizedModelSpec
+from inferscale_operator.desired.kinds import (
+    CONFIG_MAP,
+    DEPLOYMENT,
+    SCALED_OBJECT,
+    SECRET,
+    SERVICE,
+    Manifest,
+    kind_of,
+)
+from inferscale_operator.desired.naming import GENERATION, digest
+from inferscale_operator.desired.server import (
+    build_api_key_secret,
+    build_disruption_budget,
+    build_generation,
+    build_server_base,
+    build_service,
+    server_generation,
+)
+from inferscale_operator.desired.stores import StoreView
+from inferscale_operator.planner.compatibility import check_stores
+from inferscale_operator.planner.conditions import (
+    Draft,
+    merge_conditions,
+    summarise,
+    transition_events,
+)
+from inferscale_operator.planner.drift import differs
+from inferscale_operator.planner.invalid import plan_invalid
+from inferscale_operator.planner.plan import Defaults, Observed, Plan, Ref
+from inferscale_operator.planner.pods import first_trouble
+from inferscale_operator.planner.requirements import first_missing, server_requirements
+from inferscale_operator.planner.rollout import (
+    Rollout,
+    decide_rollout,
+    is_complete,
+    ready_replicas,
+)
+from inferscale_runtime.budget import ConfigError
+
+LOOK_SECONDS = 15.0
+"""How often a rollout is looked at without an event, for the troubles of its pods."""
+
+
+def plan(resource: Manifest, observed: Observed, defaults: Defaults) -> Plan:
+    """Decides the next step for one PersonalizedModel.
+
+    Args:
+        resource: The live object.
+        observed: What was seen; references hold its MemoryStores.
+        defaults: How the operator was installed.
+
+    Returns:
+        What to do now. Carrying it out and planning again comes to rest.
+    """
+    if resource["metadata"].get("deletionTimestamp"):
+        return Plan()  # children go with their owner
+    try:
+        spec = PersonalizedModelSpec.model_validate(resource.get("spec", {}))
+        return _Decision(resource, spec, observed, defaults).plan()
+    except (ValidationError, ConfigError) as error:
+        return plan_invalid(resource, observed, error)
+
+
+class _Decision:
+    """One decision; holds what its steps share."""
+
+    def __init__(
+        self,
+        resource: Manifest,
+        spec: PersonalizedModelSpec,
+        observed: Observed,
+        defaults: Defaults,
+    ) -> None:
+        self.resource = resource
+        self.spec = spec
+        self.observed = observed
+        self.defaults = defaults
+        self.name: str = resource["metadata"]["name"]
+        self.generations = {
+            item["metadata"]["labels"][GENERATION]: item
+            for item in observed.of_kind(DEPLOYMENT)
+            if GENERATION in item["metadata"]["labels"]
+            and not item["metadata"].get("deletionTimestamp")
+        }
+        service = observed.children.get((SERVICE.kind, self.name), {})
+        self.selected: str | None = service.get("spec", {}).get("selector", {}).get(GENERATION)
+
+    def plan(self) -> Plan:
+        stores = check_stores(self.spec, self.observed)
+        blocked = self._blocked()
+        create, mark = self._api_key()
+        target = None
+        if stores.usable and blocked is None and not create:
+            target = server_generation(self.spec, stores.views)
+        rollout = decide_rollout(self.selected, target, self.generations)
+        if stores.gone:
+            # What was deleted must not be served any longer, not even from memory.
+            rollout = Rollout(None, None, tuple(sorted(self.generations)))
+        apply = build_server_base(
+            self.resource, self.spec, self.defaults, self.observed.optional_kinds
+        )
+        if target is not None:
+            apply += self._generation(target, stores.views, mark)
+        if rollout.serving is not None:
+            apply.append(build_service(self.resource, rollout.serving))
+            budget = build_disruption_budget(self.resource, self.spec, rollout.serving)
+            apply += [budget] if budget is not None else []
+        remove = [self.generations[name] for name in rollout.remove]
+        if rollout.serving is not None and self.selected != rollout.serving:
+            # The Service has not been seen to move: what it still selects stays for this step.
+            remove = [item for item in remove if _generation_of(item) != self.selected]
+        drafts = [*stores.drafts, *self._scaling(), *self._serving(rollout, target, blocked, apply)]
+        needed = [draft for draft in drafts if draft.type != "ScalingReady"]
+        drafts.append(summarise(needed, "Serving", f"generation {target} serves"))
+        old = self.resource.get("status", {})
+        return Plan(
+            create=create,
+            apply=tuple(apply),
+            delete=(*map(_ref, remove), *self._orphans(apply, remove)),
+            status=self._status(rollout, drafts),
+            events=transition_events(old.get("conditions", []), drafts),
+            requeue_seconds=None if drafts[-1].status is True else LOOK_SECONDS,
+        )
+
+    def _blocked(self) -> Draft | None:
+        missing = first_missing(server_requirements(self.spec), self.observed)
+        return (
+            Draft("ServerAvailable", False, missing[0], missing[1], warning=True)
+            if missing
+            else None
+        )
+
+    def _api_key(self) -> tuple[tuple[Manifest, ...], str]:
+        """A Secret to make first, and a mark that changes when the key changes."""
+        auth = self.spec.auth
+        if auth.mode != "apiKey":
+            return (), ""
+        if auth.secret_ref is not None:
+            live = self.observed.references.get((SECRET.kind, auth.secret_ref.name))
+        else:
+            live = self.observed.children.get((SECRET.kind, f"{self.name}-api-key"))
+            if live is None:
+                return (build_api_key_secret(self.resource, self.observed.entropy),), ""
+        metadata = (live or {}).get("metadata", {})
+        return (), digest([metadata.get("uid"), metadata.get("resourceVersion")], 8)
+
+    def _api_key_secret(self) -> str | None:
+        if self.spec.auth.mode != "apiKey":
+            return None
+        ref = self.spec.auth.secret_ref
+        return ref.name if ref is not None else f"{self.name}-api-key"
+
+    def _generation(self, target: str, stores: tuple[StoreView, ...], mark: str) -> list[Manifest]:
+        return build_generation(
+            self.resource,
+            self.spec,
+            stores,
+            self.defaults,
+            target,
+            self._api_key_secret(),
+            mark,
+        )
+
+    def _scaling(self) -> list[Draft]:
+        if self.spec.autoscaling.provider == "none":
+            return []
+        if (
+            self.spec.autoscaling.provider == "keda"
+            and SCALED_OBJECT.kind not in self.observed.optional_kinds
+        ):
+            return [
+                Draft(
+                    "ScalingReady",
+                    False,
+                    "KedaMissing",
+                    "spec.autoscaling.provider is keda, but the cluster has no ScaledObjects; "
+                    "install KEDA or choose another provider. The last size stays",
+                    warning=True,
+                )
+            ]
+        return [Draft("ScalingReady", True, "Configured")]
+
+    def _serving(
+        self, rollout: Rollout, target: str | None, blocked: Draft | None, apply: list[Manifest]
+    ) -> list[Draft]:
+        """``ServerAvailable`` and ``RolledOut``."""
+        serving = self.generations.get(rollout.serving or "")
+        ready = ready_replicas(serving)
+        if self.spec.serving.replicas == 0 and serving is not None:
+            available = Draft(
+                "ServerAvailable", False, "ScaledToZero", "spec.serving.replicas is 0"
+            )
+        elif ready:
+            available = Draft("ServerAvailable", True, "PodsReady")
+        else:
+            available = blocked or self._why_not(rollout.serving, "NoReadyPod", "no pod is ready")
+        if target is None:
+            if serving is None:
+                return [available]
+            message = "the generation in use stays until its successor can be made"
+            return [available, blocked or Draft("RolledOut", False, "Waiting", message)]
+        live = self.generations.get(target)
+        moved = rollout.serving == target == self.selected and len(self.generations) == 1
+        if (
+            moved
+            and live is not None
+            and is_complete(live)
+            and not self._to_be_applied(live, apply)
+        ):
+            return [available, Draft("RolledOut", True, "Complete")]
+        pending = self._why_not(target, "RollingOut", f"generation {target} comes up")
+        return [
+            available,
+            Draft("RolledOut", False, pending.reason, pending.message, pending.warning),
+        ]
+
+    @staticmethod
+    def _to_be_applied(live: Manifest, apply: list[Manifest]) -> bool:
+        """Whether the live Deployment is not yet what the present spec wants."""
+        return any(
+            item["kind"] == DEPLOYMENT.kind and differs(item, live)
+            for item in apply
+            if item["metadata"]["name"] == live["metadata"]["name"]
+        )
+
+    def _why_not(self, generation: str | None, reason: str, message: str) -> Draft:
+        pods = [pod for pod in self.observed.pods if _generation_of(pod) == generation]
+        found = first_trouble(pods)
+        if found is None:
+            return Draft("ServerAvailable", False, reason, message)
+        image = f"spec.serving.image '{found.image}': " if found.image else ""
+        text = f"{image}{found.message}; mend spec.serving or the cluster"
+        return Draft("ServerAvailable", False, found.reason, text, warning=True)
+
+    def _status(self, rollout: Rollout, drafts: list[Draft]) -> Manifest:
+        old = self.resource.get("status", {})
+        metadata = self.resource["metadata"]
+        generation = metadata.get("generation", 0)
+        serving = self.generations.get(rollout.serving or "")
+        status: Manifest = {
+            "observedGeneration": generation,
+            "conditions": merge_conditions(
+                old.get("conditions", []), drafts, generation, self.observed.now
+            ),
+            "replicas": int((serving or {}).get("status", {}).get("replicas", 0) or 0),
+            "readyReplicas": ready_replicas(serving),
+            "selector": f"{GROUP}/owner-kind=PersonalizedModel,{GROUP}/owner={self.name}",
+            "endpoint": f"http://{self.name}.{metadata['namespace']}.svc",
+            "tier": f"dram {self.spec.tiers.dram}",
+        }
+        if serving is not None:
+            status["serving"] = _summary(rollout.serving, serving)
+        coming = self.generations.get(rollout.coming or "")
+        if coming is not None:
+            status["next"] = _summary(rollout.coming, coming)
+        return status
+
+    def _orphans(self, apply: list[Manifest], removed: list[Manifest]) -> list[Ref]:
+        """Children that nothing needs any more."""
+        keep = {(item["kind"], item["metadata"]["name"]) for item in apply}
+        keep.add((SECRET.kind, self._api_key_secret() or ""))
+        gone = {item["metadata"]["name"] for item in removed}
+        for item in self.generations.values():
+            if item["metadata"]["name"] not in gone:
+                keep.add((DEPLOYMENT.kind, item["metadata"]["name"]))
+                keep |= {(CONFIG_MAP.kind, name) for name in _config_maps(item)}
+        if not self.generations or not any(i["kind"] == SERVICE.kind for i in apply):
+            keep.add((SERVICE.kind, self.name))
+        found = []
+        for (kind, name), live in sorted(self.observed.children.items()):
+            if (kind, name) in keep or live["metadata"].get("deletionTimestamp"):
+                continue
+            if kind == DEPLOYMENT.kind:
+                continue  # the rollout decides
+            found.append(_ref(live))
+        return found
+
+
+def _generation_of(item: Manifest) -> str | None:
+    value = item["metadata"].get("labels", {}).get(GENERATION)
+    return str(value) if value is not None else None
+
+
+def _config_maps(deployment: Manifest) -> set[str]:
+    volumes = deployment["spec"]["template"]["spec"].get("volumes", [])
+    return {item["configMap"]["name"] for item in volumes if "configMap" in item}
+
+
+def _summary(generation: str | None, deployment: Manifest) -> Manifest:
+    return {
+        "name": deployment["metadata"]["name"],
+        "hash": generation or "",
+        "readyReplicas": ready_replicas(deployment),
+    }
+
+
+def _ref(live: Manifest) -> Ref:
+    return Ref(kind_of(live), live["metadata"]["name"], live["metadata"]["uid"])
