@@ -17,6 +17,7 @@ DEFAULT_HEADING = (
 )
 DEFAULT_FOOTER = "\nUse these memories to answer. Be brief.\n"
 DEFAULT_STORE_NAME = "default"
+MAX_PLANNED_STORES = 1024
 MAX_STORES = 16
 
 
@@ -124,6 +125,50 @@ class InjectConfig(_Section):
     writer: Literal["auto", "portable"] = "auto"
     """``auto`` takes the compiled writer where it is proved at start to give the same bytes;
     ``portable`` always writes through the engine's own layers."""
+
+
+class StoreShare(_Section):
+    """What one store may have of the DRAM arena."""
+
+    tier: Literal["gpu", "dram", "disk"] = "dram"
+    """``disk``: its segments stay only while nobody else needs the room; ``gpu``: also kept in GPU
+    memory by use."""
+    floor_bytes: int = Field(0, ge=0)
+    """Bytes that other stores cannot take from it."""
+    ceiling_bytes: int | None = Field(None, ge=0)
+    """Most bytes; None is no limit."""
+
+    @model_validator(mode="after")
+    def _floor_below_ceiling(self) -> Self:
+        if self.ceiling_bytes is not None and self.floor_bytes > self.ceiling_bytes:
+            raise ValueError(
+                f"field 'floor_bytes': {self.floor_bytes} is above ceiling_bytes "
+                f"{self.ceiling_bytes}; lower it"
+            )
+        return self
+
+
+class TierPlan(_Section):
+    """The plan file of a running server: its budgets now. Written by the operator."""
+
+    version: Literal[1] = 1
+    """Version of this document."""
+    dram_bytes: int | None = Field(None, ge=0)
+    """Bytes that segments may take in the DRAM arena; at most its size, which None means."""
+    gpu_bytes: int | None = Field(None, ge=0)
+    """Bytes of the GPU arena per GPU; at most ``tiers.gpu_bytes``, which None means."""
+    stores: dict[str, StoreShare] = Field({}, max_length=MAX_PLANNED_STORES)
+    """By store name; a store that is not named has no limits."""
+
+    @model_validator(mode="after")
+    def _floors_fit(self) -> Self:
+        floors = sum(share.floor_bytes for share in self.stores.values())
+        if self.dram_bytes is not None and floors > self.dram_bytes:
+            raise ValueError(
+                f"field 'dram_bytes': {self.dram_bytes} is below the sum of the floors, {floors}; "
+                "lower the floors"
+            )
+        return self
 
 
 class RuntimeConfig(_Section):
