@@ -1,0 +1,125 @@
+"""``RuntimeConfig`` of jobs and servers, valid because it is made by the runtime's own model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from inferscale_operator.api.memorystore import MemoryStoreSpec
+from inferscale_operator.api.personalizedmodel import PersonalizedModelSpec
+from inferscale_operator.desired.kinds import Manifest
+from inferscale_operator.desired.paths import EMBEDDER_KEY_FILE, SERVER_STORES, STORE
+from inferscale_operator.desired.stores import StoreView, remote_embedders, store_url
+from inferscale_runtime.budget import MIB, ConfigError, format_quantity, parse_quantity
+from inferscale_runtime.config import (
+    EncodingConfig,
+    PromptConfig,
+    QuotaConfig,
+    RetentionConfig,
+    RetrievalConfig,
+    RuntimeConfig,
+    StoreEntry,
+    TierConfig,
+)
+
+FILE = "config.json"
+"""Key of the ConfigMap, and name of the file."""
+
+
+def encode_config(spec: MemoryStoreSpec) -> Manifest:
+    """Settings of an encoding job.
+
+    Args:
+        spec: Of the MemoryStore.
+
+    Raises:
+        ConfigError: When a size is too small; names field, value and mend.
+    """
+    key = spec.encoding.embedder_api_key_secret_ref
+    quota = spec.quota
+    return _dump(
+        RuntimeConfig(
+            store=store_url(spec, STORE),
+            prompt=_prompt(spec),
+            encoding=EncodingConfig(policy=spec.encoding.policy, embedder=spec.encoding.embedder),
+            retrieval=RetrievalConfig(embedder_api_key_file=EMBEDDER_KEY_FILE if key else ""),
+            quota=QuotaConfig(
+                max_facts_per_user=quota.max_facts_per_user,
+                max_store_bytes=_bytes("spec.quota.maxBytes", quota.max_bytes, 1)
+                if quota.max_bytes
+                else None,
+            ),
+            retention=RetentionConfig(max_age_days=spec.retention.max_age_days),
+        )
+    )
+
+
+def serve_config(spec: PersonalizedModelSpec, stores: Sequence[StoreView]) -> Manifest:
+    """Settings of a server.
+
+    Prompt and policy are those of the first store: the runtime takes each store's own from its
+    preamble, and these only where a store has none yet.
+
+    Args:
+        spec: Of the PersonalizedModel.
+        stores: Its stores in the order of the spec, at least one.
+
+    Raises:
+        ConfigError: When a size is too small; names field, value and mend.
+    """
+    remote = remote_embedders(stores)
+    first = (remote or stores)[0].spec.encoding
+    retrieval = spec.retrieval
+    return _dump(
+        RuntimeConfig(
+            stores=tuple(
+                StoreEntry(
+                    name=store.name,
+                    url=store_url(store.spec, f"{SERVER_STORES}/{store.name}"),
+                    expected_fingerprint=store.fingerprint or None,
+                )
+                for store in stores
+            ),
+            prompt=_prompt(stores[0].spec),
+            encoding=EncodingConfig(policy=stores[0].spec.encoding.policy, embedder=first.embedder),
+            retrieval=RetrievalConfig(
+                top_k=retrieval.top_k,
+                link_tail=retrieval.link_tail,
+                min_score=retrieval.min_score,
+                order=retrieval.order,
+                unknown_user=retrieval.unknown_user,
+                embedder_api_key_file=EMBEDDER_KEY_FILE
+                if remote and first.embedder_api_key_secret_ref
+                else "",
+            ),
+            tiers=TierConfig(
+                dram_bytes=_bytes("spec.tiers.dram", spec.tiers.dram, MIB),
+                stage_timeout_ms=spec.tiers.stage_timeout_ms,
+            ),
+        )
+    )
+
+
+def config_text(config: Manifest) -> str:
+    """The document as it lies in the ConfigMap."""
+    return json.dumps(config, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def _prompt(spec: MemoryStoreSpec) -> PromptConfig:
+    prompt = spec.prompt
+    return PromptConfig(
+        heading=prompt.heading, fact_format=prompt.fact_format, footer=prompt.footer
+    )
+
+
+def _bytes(field: str, text: str, least: int) -> int:
+    value = parse_quantity(text)
+    if value < least:
+        raise ConfigError(f"{field} '{text}': must be at least {format_quantity(least)}; raise it")
+    return value
+
+
+def _dump(config: RuntimeConfig) -> Manifest:
+    # Only what the spec decides: a new release with further settings then changes no document, so it
+    # replaces no server, and an image of the release before (which refuses unknown fields) starts.
+    return config.model_dump(mode="json", exclude_unset=True)

@@ -1,0 +1,26 @@
+"""The Service of a served model. Its selector says which generation gets the traffic."""
+
+from __future__ import annotations
+
+from inferscale_operator.desired import naming, paths
+from inferscale_operator.desired.kinds import SERVICE, Manifest
+from inferscale_operator.desired.selection import COMPONENT, generation_selector
+
+PORT = 80
+
+
+def build_service(owner: naming.Owner, generation: str) -> Manifest:
+    """The Service, named as its owner.
+
+    Args:
+        owner: The PersonalizedModel.
+        generation: The generation that serves.
+    """
+    spec = {
+        "internalTrafficPolicy": "Cluster",
+        "ports": [{"name": "http", "port": PORT, "protocol": "TCP", "targetPort": paths.HTTP_PORT}],
+        "selector": generation_selector(owner, generation),
+        "sessionAffinity": "None",
+        "type": "ClusterIP",
+    }
+    return naming.child(SERVICE, owner, owner["metadata"]["name"], COMPONENT, {"spec": spec})
