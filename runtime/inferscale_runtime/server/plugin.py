@@ -27,6 +27,7 @@ from inferscale_runtime.server.identity import embedder_name, find_identity
 from inferscale_runtime.server.service import MemoryService
 from inferscale_runtime.store.store import Store
 from inferscale_runtime.tiers.arena import Arena
+from inferscale_runtime.tiers.report import start_tiers
 from inferscale_runtime.tiers.slab import (
     SlabShape,
     create_run_files,
@@ -57,6 +58,7 @@ class MemoryEndpointPlugin:
                 "version": __version__,
                 "fingerprint": service.identity.fingerprint or None,
                 "reason": service.identity.reason,
+                **raw_request.app.state.inferscale_tiers.status(),
             }
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
@@ -77,6 +79,7 @@ class MemoryEndpointPlugin:
             _build_service, config, vllm_config, tokenizer, template
         )
         state.inferscale_memory = service
+        state.inferscale_tiers = start_tiers(service.arena, config.tiers.plan_file)
         atexit.register(shutil.rmtree, config.run_dir, ignore_errors=True)
         if service.identity.reason is not None:
             state.inferscale_refresh = asyncio.create_task(_refresh(service, find))

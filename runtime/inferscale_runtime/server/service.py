@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from inferscale_runtime.config import RuntimeConfig
+from inferscale_runtime.config import DEFAULT_STORE_NAME, RuntimeConfig
 from inferscale_runtime.connector.capability import PARAMS_KEY, Claim, cache_salt, seal_claim
 from inferscale_runtime.errors import StoreError
 from inferscale_runtime.prompt.plan import PlannedFact, PromptPlan, order_facts, plan_prompt
@@ -127,6 +127,11 @@ class MemoryService:
         self._observe(prepared, started)
         return prepared
 
+    @property
+    def arena(self) -> Arena:
+        """The DRAM arena."""
+        return self._arena
+
     def end(self, prepared: Prepared, *, submitted: bool = True) -> None:
         """Ends the request's lease."""
         if prepared.lease is not None:
@@ -186,7 +191,8 @@ class MemoryService:
         tier = None
         usable = {s.key for s in segments}
         if inject:
-            tier = "dram" if self._arena.resident([*usable]) == usable else "disk"
+            found = self._arena.look_up([*usable], store=DEFAULT_STORE_NAME)
+            tier = "dram" if found == usable else "disk"
             late = await self._staging.ensure(options.user, view, segments)
             resident = self._arena.resident([*usable])
             reason = self._shortfall(view, len(wanted) - len(segments), usable, resident, late)

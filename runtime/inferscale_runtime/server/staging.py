@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Sequence
 
+from inferscale_runtime.config import DEFAULT_STORE_NAME
 from inferscale_runtime.errors import DamagedStoreError, StoreError
 from inferscale_runtime.server import metrics
 from inferscale_runtime.server.users import UserView
@@ -62,11 +63,16 @@ class Staging:
             logger.warning("store: %d segments could not be read: %s", len(segments), error)
             metrics.UNUSABLE_SEGMENTS.labels("unreadable").inc(len(segments))
             return "segment_unreadable"
+        staged, size = 0, 0
         for segment, kv in zip(segments, read, strict=True):
             if isinstance(kv, DamagedStoreError):
                 view.damaged.add(segment.key)
                 metrics.UNUSABLE_SEGMENTS.labels("damaged").inc()
-            elif not self._arena.put(segment.key, kv):
+            elif not self._arena.put(segment.key, kv, store=DEFAULT_STORE_NAME):
                 metrics.UNUSABLE_SEGMENTS.labels("full").inc()
-        metrics.STAGING_SECONDS.observe(time.perf_counter() - started)
+            else:
+                staged, size = staged + 1, size + kv.nbytes
+        seconds = time.perf_counter() - started
+        metrics.STAGING_SECONDS.observe(seconds)
+        self._arena.stats.staged(DEFAULT_STORE_NAME, staged, size, seconds)
         return None
