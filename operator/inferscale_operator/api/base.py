@@ -2,45 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
-from pydantic.alias_generators import to_camel
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+from inferscale_operator.api.rules import MAX_NAME_LENGTH, Rule, Struct
+from inferscale_runtime.budget import exact_quantity
 
 GROUP = "inferscale.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 
-MAX_NAME_LENGTH = 40
-"""Longest name of a custom resource: children add suffixes and must stay below 63 characters."""
+QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,2}|[numkMGTPE]|[KMGTPE]i)?$"
+LABEL_KEY_PATTERN = (
+    r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+)
 
-QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+|[numkMGTPE]|[KMGTPE]i)?$"
 
-
-class Struct(BaseModel):
-    """Base of every part of a custom resource.
-
-    Unknown fields are ignored when read (the API server has pruned or refused them; an older
-    operator may meet newer objects); snake_case here is camelCase there.
-    """
-
-    model_config = ConfigDict(
-        alias_generator=to_camel,
-        populate_by_name=True,
-        frozen=True,
-        extra="ignore",
-        use_attribute_docstrings=True,
+def at_least(least: str) -> Rule:
+    """A quantity must not be below another one."""
+    return Rule(
+        cel=f"quantity(string(self)).compareTo(quantity('{least}')) >= 0",
+        message=f"must be at least {least}",
+        holds=lambda value: exact_quantity(value) >= exact_quantity(least),
     )
-
-
-def rule(expression: str, message: str) -> dict[str, str]:
-    """A CEL validation rule of the schema."""
-    return {"rule": expression, "message": message}
-
-
-def rules(*items: dict[str, str]) -> dict[str, Any]:
-    """Schema extension that carries CEL rules."""
-    return {"x-kubernetes-validations": list(items)}
 
 
 Quantity = Annotated[
@@ -69,8 +54,24 @@ StoreName = Annotated[
 ]
 """Name of a MemoryStore."""
 
-Label = Annotated[str, Field(max_length=63)]
-LabelKey = Annotated[str, Field(min_length=1, max_length=317)]
+
+Size = Annotated[Quantity, at_least("1Mi")]
+"""A quantity of bytes of at least 1 MiB: catches a forgotten suffix."""
+
+Label = Annotated[
+    str, Field(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")
+]
+LabelKey = Annotated[str, Field(min_length=1, max_length=317, pattern=LABEL_KEY_PATTERN)]
+NamespaceName = Annotated[
+    str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
+]
+
+
+NO_PARENT_FOLDER = Rule(
+    cel="!self.contains('..')",
+    message="must not contain '..'",
+    holds=lambda value: ".." not in value,
+)
 
 
 class SecretKeyRef(Struct):
@@ -92,6 +93,21 @@ class SecretRef(Struct):
 class Resources(Struct):
     """Compute resources of a container, as in a Pod."""
 
+    rules = (
+        Rule(
+            cel=(
+                "!has(self.requests) || !has(self.limits) || self.requests.all(k, !(k in"
+                " self.limits) || quantity(string(self.requests[k]))"
+                ".compareTo(quantity(string(self.limits[k]))) <= 0)"
+            ),
+            message="requests must not be above limits",
+            holds=lambda self: all(
+                exact_quantity(amount) <= exact_quantity(self.limits.get(name, amount))
+                for name, amount in self.requests.items()
+            ),
+        ),
+    )
+
     requests: dict[LabelKey, Quantity] = Field(default_factory=dict, max_length=16)
     """Requested amounts by resource name."""
     limits: dict[LabelKey, Quantity] = Field(default_factory=dict, max_length=16)
@@ -101,26 +117,48 @@ class Resources(Struct):
 class Toleration(Struct):
     """A toleration, as in a Pod."""
 
-    key: str | None = Field(None, max_length=317)
+    rules = (
+        Rule(
+            cel="has(self.key) || self.operator == 'Exists'",
+            message="without key, operator must be Exists",
+            holds=lambda self: self.key is not None or self.operator == "Exists",
+        ),
+        Rule(
+            cel="!has(self.value) || self.operator == 'Equal'",
+            message="value is for operator Equal; remove it",
+            holds=lambda self: self.value is None or self.operator == "Equal",
+        ),
+        Rule(
+            cel="!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute')",
+            message="tolerationSeconds is for effect NoExecute",
+            holds=lambda self: self.toleration_seconds is None or self.effect == "NoExecute",
+        ),
+    )
+
+    key: LabelKey | None = None
     """Taint key; absent matches every key with operator Exists."""
     operator: Literal["Exists", "Equal"] = "Equal"
     """How key and value are compared."""
-    value: str | None = Field(None, max_length=63)
+    value: Label | None = None
     """Taint value."""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
     """Taint effect; absent matches all."""
-    toleration_seconds: int | None = Field(None, ge=0)
+    toleration_seconds: int | None = Field(None, ge=0, le=31_536_000)
     """How long a NoExecute taint is tolerated, in seconds."""
 
 
 class Scheduling(Struct):
     """Where pods run and what image they run; part of ``job`` and ``serving``."""
 
-    image: str | None = Field(None, min_length=1, max_length=512)
+    image: str | None = Field(None, min_length=1, max_length=512, pattern=r"^[a-zA-Z0-9]\S*$")
     """Runtime image. Absent: the one that the operator was installed with."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
     """When the image is pulled."""
-    image_pull_secrets: list[SecretRef] = Field(default_factory=list, max_length=8)
+    image_pull_secrets: list[SecretRef] = Field(
+        default_factory=list,
+        max_length=8,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
     """Secrets for private registries."""
     resources: Resources = Field(default_factory=Resources)
     """CPU, memory and GPUs of the container."""
@@ -137,18 +175,22 @@ class Scheduling(Struct):
 class ModelCache(Struct):
     """Volume that keeps downloaded model weights between pods."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule(
-                "!(has(self.claimName) && has(self.size))",
-                "set claimName (an existing claim) or size (a new one), not both",
-            )
-        )
+    rules = (
+        Rule(
+            cel="!(has(self.claimName) && has(self.size))",
+            message="set claimName (an existing claim) or size (a new one), not both",
+            holds=lambda self: self.claim_name is None or self.size is None,
+        ),
+        Rule(
+            cel="!has(self.storageClassName) || has(self.size)",
+            message="storageClassName is for a claim made by the operator; set size or remove it",
+            holds=lambda self: self.storage_class_name is None or self.size is not None,
+        ),
     )
 
     claim_name: ObjectName | None = None
     """Existing PersistentVolumeClaim; may be shared by several resources (ReadWriteMany)."""
-    size: Quantity | None = None
+    size: Size | None = None
     """Size of a claim made for this resource. Neither set: weights are kept in the pod only."""
     storage_class_name: ObjectName | None = None
     """Storage class of the new claim; the cluster's default when absent."""
@@ -157,10 +199,35 @@ class ModelCache(Struct):
 class Model(Struct):
     """The language model, as vLLM takes it."""
 
-    id: str = Field(min_length=1, max_length=512, pattern=r"^[^\s]+$")
-    """Hub id, ``builtin:smollm2-135m``, or an absolute folder inside the model cache volume
-    (``/models/...``)."""
-    revision: str | None = Field(None, min_length=1, max_length=128)
+    rules = (
+        Rule(
+            cel="!has(self.revision) || !self.id.matches('^(/|builtin:)')",
+            message="revision is for hub ids; remove it",
+            holds=lambda self: self.revision is None or not self.id.startswith(("/", "builtin:")),
+        ),
+        Rule(
+            cel=(
+                "!self.id.startsWith('/models/') || (has(self.cache) &&"
+                " (has(self.cache.claimName) || has(self.cache.size)))"
+            ),
+            message=(
+                "a folder below /models lies in the model cache volume;"
+                " set cache.claimName to the claim that holds it"
+            ),
+            holds=lambda self: not self.id.startswith("/models/")
+            or self.cache.claim_name is not None
+            or self.cache.size is not None,
+        ),
+    )
+
+    id: Annotated[
+        str, Field(min_length=1, max_length=512, pattern=r"^[a-zA-Z0-9/]\S*$"), NO_PARENT_FOLDER
+    ]
+    """Hub id, ``builtin:smollm2-135m``, or an absolute folder: in the model cache volume
+    (``/models/...``), or in the image."""
+    revision: str | None = Field(
+        None, min_length=1, max_length=128, pattern=r"^[a-zA-Z0-9][-a-zA-Z0-9._/]*$"
+    )
     """Commit, tag or branch of a hub id. Pin it: a moved branch means encoding again."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """vLLM dtype of weights and KV."""
@@ -175,11 +242,13 @@ class Model(Struct):
 class Condition(Struct):
     """One observed condition, as ``metav1.Condition``."""
 
-    type: str = Field(max_length=316)
+    type: str = Field(min_length=1, max_length=316)
     """Name of the condition."""
     status: Literal["True", "False", "Unknown"]
     """Whether it holds."""
-    reason: str = Field(min_length=1, max_length=1024)
+    reason: str = Field(
+        min_length=1, max_length=1024, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"
+    )
     """CamelCase word for programs."""
     message: str = Field("", max_length=32768)
     """Sentence for people: field, value and mend."""

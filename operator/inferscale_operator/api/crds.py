@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from inferscale_operator.api.base import GROUP, MAX_NAME_LENGTH, VERSION, Struct, rule
+from inferscale_operator.api.base import GROUP, VERSION
 from inferscale_operator.api.memorystore import MemoryStore
 from inferscale_operator.api.personalizedmodel import PersonalizedModel
-from inferscale_operator.api.schema import RULES, Schema, structural_schema, without_defaults
+from inferscale_operator.api.rules import RULES, Resource
+from inferscale_operator.api.schema import Schema, structural_schema, without_defaults
 
 CATEGORY = "inferscale"
 """``kubectl get inferscale`` lists both kinds."""
@@ -44,17 +45,13 @@ class Definition:
         model: The pydantic model; its name is the kind.
         plural: Name in URLs.
         short_name: For kubectl.
-        name_pattern: What ``metadata.name`` must match, beside its length.
-        name_hint: The pattern in words.
         columns: Columns of ``kubectl get``.
         scale: The scale subresource, if there is one.
     """
 
-    model: type[Struct]
+    model: type[Resource]
     plural: str
     short_name: str
-    name_pattern: str
-    name_hint: str
     columns: tuple[Column, ...]
     scale: dict[str, str] | None = None
 
@@ -83,16 +80,12 @@ DEFINITIONS = (
         MemoryStore,
         "memorystores",
         "mstore",
-        "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
-        "lower-case letters, digits and '-' only",
         (*_FIRST, _AGE, _MESSAGE, Column("Fingerprint", ".status.fingerprint", wide=True)),
     ),
     Definition(
         PersonalizedModel,
         "personalizedmodels",
         "pmodel",
-        "^[a-z]([-a-z0-9]*[a-z0-9])?$",
-        "lower-case letters, digits and '-' only, with a letter first: it names a Service",
         (
             *_FIRST,
             Column("Replicas", ".status.replicas", "integer"),
@@ -112,7 +105,8 @@ DEFINITIONS = (
 
 def resource_schema(definition: Definition) -> Schema:
     """The schema of a whole object of this kind."""
-    body = structural_schema(definition.model)["properties"]
+    whole = structural_schema(definition.model)
+    body = whole["properties"]
     description = " ".join((definition.model.__doc__ or "").split())
     return {
         "type": "object",
@@ -121,21 +115,16 @@ def resource_schema(definition: Definition) -> Schema:
         "properties": {
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
-            "metadata": {"type": "object"},
+            "metadata": {
+                "type": "object",
+                "properties": {
+                    "name": {"type": "string", "pattern": definition.model.name_pattern}
+                },
+            },
             "spec": body["spec"],
             "status": without_defaults(body["status"]),
         },
-        RULES: [
-            rule(
-                f"size(self.metadata.name) <= {MAX_NAME_LENGTH}",
-                f"metadata.name must have at most {MAX_NAME_LENGTH} characters:"
-                " names of children are made from it",
-            ),
-            rule(
-                f"self.metadata.name.matches('{definition.name_pattern}')",
-                f"metadata.name must have {definition.name_hint}",
-            ),
-        ],
+        RULES: whole[RULES],
     }
 
 

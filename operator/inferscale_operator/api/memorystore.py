@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from inferscale_operator.api.base import (
+    NO_PARENT_FOLDER,
     ConditionList,
     Model,
     ObjectName,
@@ -14,13 +15,14 @@ from inferscale_operator.api.base import (
     Scheduling,
     SecretKeyRef,
     SecretRef,
-    Struct,
-    rule,
-    rules,
+    Size,
+    at_least,
 )
+from inferscale_operator.api.rules import Resource, Rule, Struct, same_optional
 from inferscale_runtime.config import DEFAULT_FOOTER, DEFAULT_HEADING
 
 POLICY_PATTERN = r"^(none|all|(turns|facts|neighbours):[1-9][0-9]{0,3})$"
+CRON_PATTERN = r"^[0-9A-Za-z*/,#-]+( [0-9A-Za-z*/,#-]+){4}$"
 EMBEDDER_PATTERN = r"^(minilm|/[^\s]+|openai:[^@\s]+@https?://[^\s]+)$"
 
 
@@ -37,6 +39,15 @@ class Prompt(Struct):
 
 class Encoding(Struct):
     """How facts are read."""
+
+    rules = (
+        Rule(
+            cel="!has(self.embedderApiKeySecretRef) || self.embedder.startsWith('openai:')",
+            message="embedderApiKeySecretRef is for an 'openai:' embedder; remove it",
+            holds=lambda self: self.embedder_api_key_secret_ref is None
+            or self.embedder.startswith("openai:"),
+        ),
+    )
 
     policy: str = Field("neighbours:10", max_length=32, pattern=POLICY_PATTERN)
     """What is read before a fact: ``none``, ``turns:N``, ``facts:N``, ``neighbours:N``, ``all``."""
@@ -60,11 +71,8 @@ class PvcSource(Struct):
 
     claim_name: ObjectName
     """PersistentVolumeClaim; mounted read-only."""
-    path: str = Field(
-        "",
-        max_length=1024,
-        pattern=r"^([^/.\s][^\s]*)?$",
-        json_schema_extra=rules(rule("!self.contains('..')", "must not contain '..'")),
+    path: Annotated[str, NO_PARENT_FOLDER] = Field(
+        "", max_length=1024, pattern=r"^([^/.\s][^\s]*)?$"
     )
     """File, or folder of ``*.jsonl`` files, inside the claim; the claim's root when empty."""
 
@@ -90,23 +98,29 @@ class S3Location(Struct):
     credentials_secret_ref: SecretRef | None = None
     """Secret with ``AWS_ACCESS_KEY_ID`` and ``AWS_SECRET_ACCESS_KEY``; else the pod's identity."""
 
-
-_ONE_SOURCE = (
-    "[has(self.configMap), has(self.pvc), has(self.http), has(self.s3)].filter(x, x).size() == 1"
-)
+    @property
+    def client(self) -> tuple[str | None, str | None, SecretRef | None]:
+        """What a client needs beside the address; a pod has one of each."""
+        return self.endpoint_url, self.region, self.credentials_secret_ref
 
 
 class Source(Struct):
     """Where the facts come from; exactly one kind."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule(_ONE_SOURCE, "set exactly one of configMap, pvc, http and s3"),
-            rule(
-                "!has(self.refresh) || !has(self.configMap)",
-                "refresh is for pvc, http and s3; a ConfigMap is watched",
+    rules = (
+        Rule(
+            cel=(
+                "[has(self.configMap), has(self.pvc), has(self.http), has(self.s3)]"
+                ".filter(x, x).size() == 1"
             ),
-        )
+            message="set exactly one of configMap, pvc, http and s3",
+            holds=lambda self: [self.config_map, self.pvc, self.http, self.s3].count(None) == 3,
+        ),
+        Rule(
+            cel="!has(self.refresh) || !has(self.configMap)",
+            message="refresh is for pvc, http and s3; a ConfigMap is watched",
+            holds=lambda self: self.refresh is None or self.config_map is None,
+        ),
     )
 
     config_map: ConfigMapSource | None = None
@@ -117,39 +131,76 @@ class Source(Struct):
     """An HTTP(S) address."""
     s3: S3Location | None = None
     """An object in S3-compatible storage."""
-    refresh: str | None = Field(None, min_length=9, max_length=64, pattern=r"^\S+( \S+){4}$")
+    refresh: str | None = Field(None, min_length=9, max_length=64, pattern=CRON_PATTERN)
     """Cron schedule (five fields, UTC) on which the source is read again."""
 
 
 class PvcStorage(Struct):
     """The store in a volume."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule(
-                "!(has(self.claimName) && has(self.storageClassName))",
-                "storageClassName is for a claim made by the operator; remove it or claimName",
-            )
-        )
+    rules = (
+        Rule(
+            cel="!(has(self.claimName) && has(self.storageClassName))",
+            message="storageClassName is for a claim made by the operator; remove it or claimName",
+            holds=lambda self: self.claim_name is None or self.storage_class_name is None,
+        ),
     )
 
     claim_name: ObjectName | None = None
     """Existing claim. Absent: the operator makes one."""
-    size: Quantity = "10Gi"
-    """Size of the claim that the operator makes; may grow where the class allows it."""
+    size: Annotated[
+        Size,
+        Rule(
+            cel="quantity(string(self)).compareTo(quantity(string(oldSelf))) >= 0",
+            message="a volume cannot shrink; keep its size, or make another MemoryStore",
+            holds=None,
+        ),
+    ] = "10Gi"
+    """Size of the claim that the operator makes; may grow where the class allows it, not shrink."""
     storage_class_name: ObjectName | None = None
     """Storage class of that claim; the cluster's default when absent."""
     access_mode: Literal["ReadWriteOnce", "ReadWriteMany"] = "ReadWriteOnce"
     """ReadWriteMany is needed when servers run on other nodes than the encoding job."""
 
 
+def _unchanged(parent: str, *fields: str) -> str:
+    """CEL: optional fields of an optional part have their old values, or lack of one."""
+    path = f"self.{parent}"
+    same = " && ".join(
+        same_optional(f"{path}.{field}", f"oldSelf.{parent}.{field}") for field in fields
+    )
+    return f"(!has({path}) || !has(oldSelf.{parent}) || ({same}))"
+
+
+_UNCHANGED = (
+    Rule(
+        cel=(
+            "has(self.s3) == has(oldSelf.s3) && "
+            + _unchanged("s3", "url", "endpointUrl")
+            + " && "
+            + _unchanged("pvc", "claimName")
+        ),
+        message="the place of a store cannot be changed; make another MemoryStore",
+        holds=None,
+    ),
+    Rule(
+        cel=_unchanged("pvc", "storageClassName", "accessMode"),
+        message="storageClassName and accessMode cannot be changed; make another MemoryStore",
+        holds=None,
+    ),
+)
+
+
 class Storage(Struct):
     """Where the store lies; cannot be changed."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule("!(has(self.pvc) && has(self.s3))", "set pvc or s3, not both"),
-        )
+    rules = (
+        Rule(
+            cel="has(self.pvc) != has(self.s3)",
+            message="set exactly one of pvc and s3",
+            holds=lambda self: (self.pvc is None) != (self.s3 is None),
+        ),
+        *_UNCHANGED,
     )
 
     pvc: PvcStorage | None = None
@@ -161,7 +212,7 @@ class Storage(Struct):
 class Quota(Struct):
     """Limits; what exceeds them is refused before anything is written."""
 
-    max_bytes: Quantity | None = None
+    max_bytes: Size | None = None
     """Most bytes of the whole store."""
     max_facts_per_user: int | None = Field(None, ge=1, le=10_000_000)
     """Most facts of one user."""
@@ -183,7 +234,7 @@ class Job(Scheduling):
 
     parallelism: int = Field(1, ge=1, le=64)
     """Pods that encode at once; each takes a share of the users."""
-    kv_cache: Quantity = "1Gi"
+    kv_cache: Annotated[Quantity, at_least("64Mi")] = "1Gi"
     """Size of the encoding engine's KV cache."""
     backoff_limit: int = Field(3, ge=0, le=100)
     """How often a failed job is started again before the operator waits for a change."""
@@ -191,8 +242,35 @@ class Job(Scheduling):
     """Longest run of one job."""
 
 
+_CREDENTIALS = (
+    "self.source.s3.credentialsSecretRef",
+    "self.storage.s3.credentialsSecretRef",
+)
+
+
 class MemoryStoreSpec(Struct):
     """Desired state of a memory store."""
+
+    rules = (
+        Rule(
+            cel=(
+                "!has(self.source.s3) || !has(self.storage) || !has(self.storage.s3) || ("
+                + same_optional("self.source.s3.endpointUrl", "self.storage.s3.endpointUrl")
+                + " && "
+                + same_optional("self.source.s3.region", "self.storage.s3.region")
+                + " && "
+                + same_optional(*_CREDENTIALS, ".name")
+                + ")"
+            ),
+            message=(
+                "source.s3 and storage.s3 must have the same endpointUrl, region and"
+                " credentialsSecretRef: one pod reads and writes both"
+            ),
+            holds=lambda self: self.source.s3 is None
+            or self.storage.s3 is None
+            or self.source.s3.client == self.storage.s3.client,
+        ),
+    )
 
     model: Model
     """The model that the facts are encoded for."""
@@ -202,18 +280,7 @@ class MemoryStoreSpec(Struct):
     """How facts are read."""
     source: Source
     """Where the facts come from."""
-    storage: Storage = Field(
-        default_factory=lambda: Storage(pvc=PvcStorage()),
-        json_schema_extra=rules(
-            rule(
-                "has(self.s3) == has(oldSelf.s3)"
-                " && (!has(self.s3) || self.s3.url == oldSelf.s3.url)"
-                " && (has(self.pvc) && has(self.pvc.claimName) ? self.pvc.claimName : '') =="
-                " (has(oldSelf.pvc) && has(oldSelf.pvc.claimName) ? oldSelf.pvc.claimName : '')",
-                "the place of a store cannot be changed; make another MemoryStore",
-            )
-        ),
-    )
+    storage: Storage = Field(default_factory=lambda: Storage(pvc=PvcStorage()))
     """Where the store lies."""
     quota: Quota = Field(default_factory=Quota)
     """Limits."""
@@ -247,6 +314,10 @@ class JobStatus(Struct):
     """Digest of everything that the job was started for."""
     attempt: int = Field(0, ge=0)
     """Number of the start for this input, from 0."""
+    finished_at: str | None = Field(None, max_length=32, json_schema_extra={"format": "date-time"})
+    """When it ended; absent while it runs."""
+    exit_code: int = 0
+    """Exit code of the first pod that failed, -1 when it was lost without one."""
     last_error: str = Field("", max_length=4096)
     """Last line of the failed pod."""
 
@@ -299,9 +370,8 @@ class MemoryStoreStatus(Struct):
     """Shape of the model's KV."""
 
 
-class MemoryStore(Struct):
+class MemoryStore(Resource):
     """Facts of people, encoded once for one model."""
 
-    metadata: dict[str, Any] = Field(default_factory=dict)
     spec: MemoryStoreSpec
     status: MemoryStoreStatus = Field(default_factory=MemoryStoreStatus)

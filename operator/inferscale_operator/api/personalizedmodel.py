@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import re
+from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from inferscale_operator.api.base import (
     ConditionList,
     Model,
+    NamespaceName,
     ObjectName,
-    Quantity,
     Scheduling,
     SecretRef,
+    Size,
     StoreName,
-    Struct,
-    rule,
-    rules,
 )
+from inferscale_operator.api.memorystore import StoreFacts
+from inferscale_operator.api.rules import Resource, Rule, Struct
+from inferscale_runtime.budget import exact_quantity
 
 OWNED_FLAGS = (
     "--model",
@@ -38,7 +40,22 @@ OWNED_FLAGS = (
 )
 """vLLM flags that have a field of their own, or that injection depends on."""
 
+
+def _names_owned_flag(argument: str) -> bool:
+    name = re.split(r"[=.]", argument, maxsplit=1)[0].replace("_", "-")
+    return name in OWNED_FLAGS
+
+
 _OWNED = ", ".join(f"'{flag}'" for flag in OWNED_FLAGS)
+# vLLM takes '_' for '-' in names, '--flag=value', and '--flag.key value' for parts of JSON values.
+_OWNED_RULE = Rule(
+    cel=(
+        "!self.exists(a, a.startsWith('-') &&"
+        f" a.split('=', 2)[0].split('.', 2)[0].replace('_', '-') in [{_OWNED}])"
+    ),
+    message="engineArgs must not hold a flag that the operator sets: " + " ".join(OWNED_FLAGS),
+    holds=lambda arguments: not any(_names_owned_flag(argument) for argument in arguments),
+)
 
 
 class StoreReference(Struct):
@@ -48,8 +65,23 @@ class StoreReference(Struct):
     """Name of the MemoryStore."""
 
 
+_NO_DUPLICATES = Rule(
+    cel="",
+    message="a store is named twice; remove one",
+    holds=lambda stores: len({store.name for store in stores}) == len(stores),
+)
+
+
 class Retrieval(Struct):
     """Which facts a request gets when its body does not say."""
+
+    rules = (
+        Rule(
+            cel="self.linkTail <= self.topK",
+            message="linkTail must not be above topK",
+            holds=lambda self: self.link_tail <= self.top_k,
+        ),
+    )
 
     top_k: int = Field(20, ge=0, le=1000)
     """Facts per request."""
@@ -66,7 +98,7 @@ class Retrieval(Struct):
 class Tiers(Struct):
     """Where KV is kept while it is served."""
 
-    dram: Quantity = "1Gi"
+    dram: Size = "1Gi"
     """Size of the shared-memory arena of each pod. ``/dev/shm`` and the memory request are sized
     from it, with 20 % on top."""
     stage_timeout_ms: int = Field(2000, ge=0, le=600_000)
@@ -76,20 +108,29 @@ class Tiers(Struct):
 class Serving(Scheduling):
     """The server pods."""
 
+    rules = (
+        Rule(
+            cel=(
+                "!has(self.resources) || !has(self.resources.limits) ||"
+                " self.resources.limits.all(k, !k.endsWith('.com/gpu') ||"
+                " int(string(self.resources.limits[k])) >= self.tensorParallelSize)"
+            ),
+            message="resources.limits must hold at least tensorParallelSize GPUs",
+            holds=lambda self: all(
+                exact_quantity(amount) >= self.tensor_parallel_size
+                for name, amount in self.resources.limits.items()
+                if name.endswith(".com/gpu")
+            ),
+        ),
+    )
+
     replicas: int = Field(1, ge=0, le=1000)
     """Server pods. With an autoscaler it is written by that, through the scale subresource."""
     tensor_parallel_size: int = Field(1, ge=1, le=64)
     """GPUs of one server. Must divide the model's KV heads."""
-    engine_args: list[Annotated[str, Field(min_length=1, max_length=1024)]] = Field(
-        default_factory=list,
-        max_length=64,
-        json_schema_extra=rules(
-            rule(
-                f"!self.exists(a, [{_OWNED}].exists(f, a == f || a.startsWith(f + '=')))",
-                "engineArgs must not hold a flag that the operator sets: " + " ".join(OWNED_FLAGS),
-            )
-        ),
-    )
+    engine_args: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=1024)]], _OWNED_RULE
+    ] = Field(default_factory=list, max_length=64)
     """Further arguments of vLLM's server, one word each."""
     shutdown_timeout_seconds: int = Field(60, ge=0, le=3600)
     """How long a stopping server may finish the answers that it has begun (vLLM's
@@ -110,21 +151,22 @@ class AutoscalingTarget(Struct):
 class Autoscaling(Struct):
     """Scaling of replicas, through the scale subresource."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule(
-                "self.minReplicas <= self.maxReplicas",
-                "minReplicas must not be above maxReplicas",
-            ),
-            rule(
-                "self.provider == 'keda' || self.minReplicas >= 1",
-                "minReplicas 0 needs provider keda",
-            ),
-            rule(
-                "self.provider != 'keda' || has(self.prometheusAddress)",
-                "provider keda needs prometheusAddress",
-            ),
-        )
+    rules = (
+        Rule(
+            cel="self.minReplicas <= self.maxReplicas",
+            message="minReplicas must not be above maxReplicas",
+            holds=lambda self: self.min_replicas <= self.max_replicas,
+        ),
+        Rule(
+            cel="self.provider == 'keda' || self.minReplicas >= 1",
+            message="minReplicas 0 needs provider keda",
+            holds=lambda self: self.provider == "keda" or self.min_replicas >= 1,
+        ),
+        Rule(
+            cel="self.provider != 'keda' || has(self.prometheusAddress)",
+            message="provider keda needs prometheusAddress",
+            holds=lambda self: self.provider != "keda" or self.prometheus_address is not None,
+        ),
     )
 
     provider: Literal["none", "hpa", "keda"] = "none"
@@ -143,13 +185,12 @@ class Autoscaling(Struct):
 class Auth(Struct):
     """Who may call the server."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule(
-                "self.mode == 'apiKey' || !has(self.secretRef)",
-                "secretRef is for mode apiKey",
-            )
-        )
+    rules = (
+        Rule(
+            cel="self.mode == 'apiKey' || !has(self.secretRef)",
+            message="secretRef is for mode apiKey",
+            holds=lambda self: self.mode == "apiKey" or self.secret_ref is None,
+        ),
     )
 
     mode: Literal["none", "apiKey"] = "none"
@@ -171,8 +212,10 @@ class NetworkAccess(Struct):
 
     enabled: bool = True
     """False makes no NetworkPolicy."""
-    namespaces: list[Annotated[str, Field(min_length=1, max_length=63)]] = Field(
-        default_factory=list, max_length=64
+    namespaces: list[NamespaceName] = Field(
+        default_factory=list,
+        max_length=64,
+        json_schema_extra={"x-kubernetes-list-type": "set"},
     )
     """Namespaces whose pods may call the server, beside its own."""
 
@@ -182,7 +225,7 @@ class PersonalizedModelSpec(Struct):
 
     model: Model
     """The model; the same as in every one of its stores."""
-    memory_stores: list[StoreReference] = Field(
+    memory_stores: Annotated[list[StoreReference], _NO_DUPLICATES] = Field(
         min_length=1,
         max_length=16,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
@@ -234,16 +277,19 @@ class PersonalizedModelStatus(Struct):
     """The generation that gets the traffic."""
     next: ServedGeneration | None = None
     """The generation that is coming up beside it."""
+    facts: StoreFacts = Field(default_factory=StoreFacts)
+    """Counts over all stores."""
     endpoint: str = Field("", max_length=1024)
     """Address of the server inside the cluster."""
     tier: str = Field("", max_length=64)
     """Tiers in use, for example ``dram 1Gi``."""
 
 
-class PersonalizedModel(Struct):
+class PersonalizedModel(Resource):
     """A served model with injected memory."""
 
-    metadata: dict[str, Any] = Field(default_factory=dict)
+    name_pattern = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+
     spec: PersonalizedModelSpec
     status: PersonalizedModelStatus = Field(default_factory=PersonalizedModelStatus)
 

@@ -13,9 +13,10 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
 from pydantic_core import core_schema
 
+from inferscale_operator.api.rules import RULES
+
 Schema = dict[str, Any]
 
-RULES = "x-kubernetes-validations"
 _DROPPED = frozenset({"title", "examples", "$defs", "propertyNames", "additionalProperties", RULES})
 _KEPT = frozenset(
     {
@@ -99,7 +100,7 @@ def _resolve(node: Schema, definitions: Schema, path: str) -> Schema:
 
 def _convert(node: Schema, definitions: Schema, path: str) -> Schema:
     """A node of the document as a node of the structural schema."""
-    node = _resolve(node, definitions, path)
+    node = _plain_map(_resolve(node, definitions, path))
     result: Schema = {}
     for key, value in node.items():
         if key == "properties":
@@ -131,6 +132,16 @@ def _translate(key: str, value: Any, path: str) -> Schema:
     raise ValueError(f"{path}: a structural schema has no '{key}'")
 
 
+def _plain_map(node: Schema) -> Schema:
+    """Takes a map's pattern of keys to where its other bounds of keys are."""
+    if "patternProperties" not in node:
+        return node
+    ((pattern, values),) = node["patternProperties"].items()
+    rest = {key: value for key, value in node.items() if key != "patternProperties"}
+    names = {**node.get("propertyNames", {}), "pattern": pattern}
+    return {**rest, "additionalProperties": values, "propertyNames": names}
+
+
 def _without_empty(value: Schema) -> Schema:
     parts = {k: _without_empty(v) if isinstance(v, dict) else v for k, v in value.items()}
     return {k: v for k, v in parts.items() if v is not None and v != [] and v != {}}
@@ -141,7 +152,7 @@ def _key_rule(names: Schema) -> dict[str, str]:
     low, high, pattern = names.get("minLength", 0), names.get("maxLength"), names.get("pattern")
     parts = [f"size(k) >= {low}"] if low else []
     parts += [f"size(k) <= {high}"] if high else []
-    parts += [f"k.matches('{pattern}')"] if pattern else []
+    parts += [f"k.matches(r'{pattern}')"] if pattern else []
     if not parts:
         raise ValueError("keys of a map need bounds")
     shape = f" and match {pattern}" if pattern else ""
