@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pydantic import ValidationError
 
 from inferscale_operator.api.base import GROUP
@@ -91,7 +93,10 @@ class _Decision:
             and not item["metadata"].get("deletionTimestamp")
         }
         service = observed.children.get((SERVICE.kind, self.name), {})
-        self.selected: str | None = service.get("spec", {}).get("selector", {}).get(GENERATION)
+        selector = service.get("spec", {}).get("selector") or {}
+        # A Service that someone bent or deleted: the status still says which one served.
+        recorded = resource.get("status", {}).get("serving") or {}
+        self.selected: str | None = selector.get(GENERATION) or recorded.get("hash")
 
     def plan(self) -> Plan:
         stores = check_stores(self.spec, self.observed)
@@ -206,7 +211,9 @@ class _Decision:
             if serving is None:
                 return [available]
             message = "the generation in use stays until its successor can be made"
-            return [available, blocked or Draft("RolledOut", False, "Waiting", message)]
+            if blocked is not None:
+                return [available, replace(blocked, type="RolledOut")]
+            return [available, Draft("RolledOut", False, "Waiting", message)]
         live = self.generations.get(target)
         moved = rollout.serving == target == self.selected and len(self.generations) == 1
         if (
@@ -290,7 +297,8 @@ def _generation_of(item: Manifest) -> str | None:
 
 
 def _config_maps(deployment: Manifest) -> set[str]:
-    volumes = deployment["spec"]["template"]["spec"].get("volumes", [])
+    pod = (deployment["spec"].get("template") or {}).get("spec") or {}
+    volumes = pod.get("volumes") or []
     return {item["configMap"]["name"] for item in volumes if "configMap" in item}
 
 
