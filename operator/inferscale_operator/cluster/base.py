@@ -27,7 +27,11 @@ class Cluster(Protocol):
         """Server-side apply with the operator's field manager, forced."""
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
-        """Deletes in the background; gone already, or another uid, is no error."""
+        """Deletes; gone already, or another uid, is no error.
+
+        In the background, but Jobs in the foreground: such a Job stays until its pods are gone,
+        because two jobs must not write one store at once.
+        """
 
     async def patch_status(self, live: Manifest, status: Manifest) -> Manifest:
         """Replaces the status of a custom resource, if it is still ``live``'s version."""

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from inferscale_operator.cluster.errors import AlreadyExistsError, ConflictError, InvalidError
-from inferscale_operator.desired.kinds import NAMESPACE, Kind, Manifest
+from inferscale_operator.desired.kinds import JOB, NAMESPACE, Kind, Manifest
 from inferscale_operator.desired.naming import FIELD_MANAGER
 from inferscale_operator.local import field_ownership
 from inferscale_operator.planner.plan import EventRecord
@@ -32,6 +32,8 @@ Manifests = list[Manifest]
 Ask = Callable[[Manifest, str, str], Awaitable[Mapping[str, object] | None]]
 
 MAX_EVENTS = 1000
+
+FOREGROUND = "foregroundDeletion"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,11 +160,20 @@ class MemoryCluster:
         return self._store(key, desired)
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
-        """Deletes an object, or marks it while it has finalizers."""
+        """Deletes an object, or marks it while it has finalizers, or a Job while it has pods."""
         key = _key(kind, namespace, name)
         entry = self._entries.get(key)
-        if entry is not None and entry.live["metadata"]["uid"] == uid:
-            self._delete(key)
+        if entry is None or entry.live["metadata"]["uid"] != uid:
+            return
+        dependents = self._dependents(uid) if kind == JOB else []
+        if dependents:
+            finalizers = entry.live["metadata"].setdefault("finalizers", [])
+            if FOREGROUND not in finalizers:
+                finalizers.append(FOREGROUND)
+        self._delete(key)
+        for dependent in dependents:
+            if dependent in self._entries:
+                self._delete(dependent)
 
     async def patch_status(self, live: Manifest, status: Manifest) -> Manifest:
         """Replaces the status of any object, if it is still ``live``'s version."""
@@ -303,6 +314,28 @@ class MemoryCluster:
             if any(owner["uid"] == uid for owner in owners) and not self._has_owner(entry.live):
                 if other in self._entries:
                     self._delete(other)
+        self._end_foreground(live)
+
+    def _dependents(self, uid: str) -> list[Key]:
+        return [
+            key
+            for key, entry in sorted(self._entries.items())
+            if any(
+                owner["uid"] == uid for owner in entry.live["metadata"].get("ownerReferences") or []
+            )
+        ]
+
+    def _end_foreground(self, gone: Manifest) -> None:
+        """Lets an owner go whose last dependent is gone."""
+        for reference in gone["metadata"].get("ownerReferences") or []:
+            for key, entry in list(self._entries.items()):
+                metadata = entry.live["metadata"]
+                waits = FOREGROUND in (metadata.get("finalizers") or [])
+                if metadata["uid"] == reference["uid"] and waits:
+                    if not self._dependents(metadata["uid"]):
+                        metadata["finalizers"].remove(FOREGROUND)
+                        if not metadata["finalizers"]:
+                            self._remove(key)
 
     def _has_owner(self, live: Manifest) -> bool:
         uids = {entry.live["metadata"]["uid"] for entry in self._entries.values()}
