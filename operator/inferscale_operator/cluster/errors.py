@@ -2,9 +2,10 @@
 
 ClusterError
 ├── AlreadyExistsError   someone made it first
-├── ConflictError        another version (409, 422 of a JSON-patch test): look again
+├── ConflictError        another version (409, 422 of a JSON-patch test), or it is gone: look again
 ├── InvalidError         the object is refused (400, 403, 422): a person has to act
-└── UnavailableError     try later (429, 5xx, no connection, timeout)
+├── OwnedByOtherError    an object of this name belongs to someone else: a person has to act
+└── UnavailableError     try later (401, 429, 5xx, no connection, timeout)
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class AlreadyExistsError(ClusterError):
 
 
 class ConflictError(ClusterError):
-    """The object changed in between."""
+    """The object changed, or went away, in between."""
 
     reason = "Conflict"
 
@@ -32,6 +33,12 @@ class InvalidError(ClusterError):
     """The API server refuses the object or the call."""
 
     reason = "Invalid"
+
+
+class OwnedByOtherError(ClusterError):
+    """An object with the name of a child is not the operator's; it is left as it is."""
+
+    reason = "OwnedByOther"
 
 
 class UnavailableError(ClusterError):
