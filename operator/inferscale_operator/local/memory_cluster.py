@@ -28,6 +28,7 @@ Key = tuple[str, str, str, str]
 """(group, kind, namespace, name) of an object; the namespace is empty for cluster-wide kinds."""
 
 Manifests = list[Manifest]
+Keys = list[Key]
 
 Ask = Callable[[Manifest, str, str], Awaitable[Mapping[str, object] | None]]
 
@@ -316,7 +317,7 @@ class MemoryCluster:
                     self._delete(other)
         self._end_foreground(live)
 
-    def _dependents(self, uid: str) -> list[Key]:
+    def _dependents(self, uid: str) -> Keys:
         return [
             key
             for key, entry in sorted(self._entries.items())
