@@ -327,12 +327,16 @@ class ModelShape(Struct):
 
     num_layers: int = Field(0, ge=0)
     """Attention layers."""
+    num_attention_heads: int = Field(0, ge=0)
+    """Query heads over all ranks."""
     num_kv_heads: int = Field(0, ge=0)
     """KV heads over all ranks."""
     head_dim: int = Field(0, ge=0)
     """Size of one head."""
     kv_dtype: str = Field("", max_length=32)
     """Dtype of stored KV."""
+    weight_bytes: int = Field(0, ge=0)
+    """Bytes of the weights' files."""
 
 
 class MemoryStoreStatus(Struct):

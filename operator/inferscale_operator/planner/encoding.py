@@ -294,9 +294,11 @@ class _Decision:
         if isinstance(shape, dict):
             status["modelShape"] = {
                 "numLayers": _int(shape.get("num_layers")),
+                "numAttentionHeads": _int(shape.get("num_attention_heads")),
                 "numKvHeads": _int(shape.get("num_kv_heads")),
                 "headDim": _int(shape.get("head_dim")),
-                "kvDtype": str(shape.get("kv_dtype", "")),
+                "kvDtype": str(shape.get("dtype", "")),
+                "weightBytes": _int(shape.get("weight_bytes")),
             }
         message = f"{facts} of {facts} facts are encoded"
         return Run(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,12 @@ from inferscale_runtime.encode.changes import EncodePlan, merge_memory, plan_enc
 from inferscale_runtime.encode.engine import EncodeEngine, EncodeRequest
 from inferscale_runtime.encode.input import UserInput
 from inferscale_runtime.encode.limits import StoreBudget, refuse_many_facts
-from inferscale_runtime.encode.model import make_fingerprint, make_template, resolve_model
+from inferscale_runtime.encode.model import (
+    make_fingerprint,
+    make_template,
+    model_figures,
+    resolve_model,
+)
 from inferscale_runtime.encode.policies import ContextPolicy, parse_policy
 from inferscale_runtime.encode.status import EncodeStatus, ProgressLines
 from inferscale_runtime.encode.stop import StopSignal
@@ -73,6 +78,8 @@ class EncodeReport:
         tokens: Tokens read in this run, context included.
         seconds: Time of the whole run.
         store_bytes: Bytes of this shard's users in the store, in the input or not.
+        model: Shape of the model: ``num_layers``, ``num_attention_heads``, ``num_kv_heads``,
+            ``head_dim``, ``dtype`` of the KV, ``weight_bytes`` of the files.
     """
 
     fingerprint: str
@@ -85,6 +92,7 @@ class EncodeReport:
     tokens: int = 0
     seconds: float = 0.0
     store_bytes: int = 0
+    model: dict[str, int | str] = field(default_factory=dict)
 
 
 def in_shard(user: str, shard: int, num_shards: int) -> bool:
@@ -136,7 +144,8 @@ class EncodeJob:
         )
         self._embedder: Embedder | None = None
         self._budget = StoreBudget(config.quota.max_store_bytes, self._store.total_bytes)
-        self.report = EncodeReport(self.fingerprint.digest)
+        shape = model_figures(vllm_config, self._folder)
+        self.report = EncodeReport(self.fingerprint.digest, model=shape)
 
     def run(self, users: Mapping[str, UserInput], source: str, shard: tuple[int, int]) -> None:
         """Encodes what is new or changed; ``report`` holds what was done.

@@ -93,6 +93,31 @@ def kv_dimensions(vllm_config: Any) -> KVDimensions:
     )
 
 
+def model_figures(vllm_config: Any, folder: str) -> dict[str, int | str]:
+    """What a report says about a model, for planning memory and tensor parallelism.
+
+    Args:
+        vllm_config: vLLM's ``VllmConfig``.
+        folder: The model's files.
+
+    Returns:
+        The dimensions of its KV, ``num_attention_heads`` and ``weight_bytes`` (files on disk).
+    """
+    config = vllm_config.model_config.hf_text_config
+    sizes = [
+        path.stat().st_size for path in Path(folder).iterdir() if path.suffix == ".safetensors"
+    ]
+    kv = kv_dimensions(vllm_config)
+    return {
+        "num_layers": kv["num_layers"],
+        "num_kv_heads": kv["num_kv_heads"],
+        "head_dim": kv["head_dim"],
+        "dtype": kv["dtype"],
+        "num_attention_heads": int(config.num_attention_heads),
+        "weight_bytes": sum(sizes),
+    }
+
+
 def make_fingerprint(
     vllm_config: Any,
     digest: str,

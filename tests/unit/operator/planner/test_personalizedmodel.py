@@ -176,7 +176,7 @@ def test_a_store_for_another_model_is_named(world: World, field: str, value: str
 
 def test_tensor_parallel_size_must_divide_the_heads(world: World) -> None:
     world.edit(*MODEL, serving={"tensorParallelSize": 2})
-    encode(world, model={"num_layers": 30, "num_kv_heads": 3, "head_dim": 64, "kv_dtype": "f32"})
+    encode(world, model={"num_layers": 30, "num_kv_heads": 3, "head_dim": 64, "dtype": "float32"})
     condition = world.condition(*MODEL)
     assert condition["reason"] == "TensorParallelSize"
     assert "tensorParallelSize 2" in condition["message"]
