@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferscale_runtime.budget import (
@@ -149,6 +149,7 @@ def test_uneven_heads_are_refused_with_sizes_that_work(
         kv_heads_per_gpu(kv_heads, heads, int(good))
 
 
+@settings(deadline=None)
 @given(
     total=st.integers(1 * GIB, 200 * GIB),
     weights=st.integers(0, 80 * GIB),
@@ -184,6 +185,7 @@ def test_what_is_granted_fits_and_holds_the_need(
         assert budget.gpu_arena_bytes == arena
 
 
+@settings(deadline=None)
 @given(seqs=st.integers(1, 50), total=st.integers(20 * GIB, 100 * GIB))
 def test_a_spec_is_refused_only_when_it_cannot_fit(seqs: int, total: int) -> None:
     fits = total * Fraction("0.95") - (18 + seqs) * GIB

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferscale_runtime.budget import format_quantity, parse_quantity
@@ -61,6 +61,7 @@ def test_writes_the_shortest_exact_form(value: int, text: str) -> None:
     assert format_quantity(value) == text
 
 
+@settings(deadline=None)
 @given(st.integers(-(1 << 62), 1 << 62))
 def test_writing_loses_nothing(value: int) -> None:
     assert parse_quantity(format_quantity(value)) == value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferscale_runtime.tiers.spans import FreeSpans, Span
@@ -29,6 +29,7 @@ def test_an_empty_slab_gives_nothing() -> None:
     assert [*free] == []
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 8)), max_size=60))
 def test_rows_are_conserved(actions: list[tuple[bool, int]]) -> None:
     free = FreeSpans(20)
