@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from inferscale_operator.api.personalizedmodel import PersonalizedModelSpec
 from inferscale_operator.desired import naming
 from inferscale_operator.desired.kinds import DISRUPTION_BUDGET, Manifest
 from inferscale_operator.desired.selection import COMPONENT, generation_selector
-from inferscale_operator.desired.stores import StoreView, on_one_node
 
 TOPOLOGY_KEYS = {"Node": "kubernetes.io/hostname", "Zone": "topology.kubernetes.io/zone"}
 
@@ -39,18 +36,11 @@ def build_disruption_budget(
 
 
 def spread_constraints(
-    owner: naming.Owner,
-    spec: PersonalizedModelSpec,
-    stores: Sequence[StoreView],
-    generation: str,
+    owner: naming.Owner, spec: PersonalizedModelSpec, generation: str
 ) -> list[Manifest]:
-    """How pods are spread; a wish, so that a small cluster still runs them all.
-
-    There is none over nodes when a store lies in a volume that one node can mount: spreading would
-    send pods to nodes on which they wait for it for ever.
-    """
+    """How pods are spread; a wish, so that a small cluster still runs them all."""
     key = TOPOLOGY_KEYS.get(spec.serving.spread)
-    if key is None or any(on_one_node(store.spec) for store in stores):
+    if key is None:
         return []
     return [
         {

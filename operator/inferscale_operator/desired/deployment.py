@@ -20,7 +20,12 @@ from inferscale_operator.desired.selection import (
     deployment_name,
     generation_selector,
 )
-from inferscale_operator.desired.stores import StoreView, remote_embedders, store_claim
+from inferscale_operator.desired.stores import (
+    StoreView,
+    on_one_node,
+    remote_embedders,
+    store_claim,
+)
 
 PRE_STOP_SECONDS = 10
 """How long a stopping server still takes requests: endpoints are updated meanwhile."""
@@ -97,15 +102,16 @@ def build_generation(
         "terminationGracePeriodSeconds": PRE_STOP_SECONDS
         + spec.serving.shutdown_timeout_seconds
         + GRACE_MARGIN_SECONDS,
-        "volumes": mounts.volumes,
     }
-    constraints = spread_constraints(owner, spec, stores, generation)
-    if constraints:
+    constraints = spread_constraints(owner, spec, generation)
+    # Pods that share a disk are on one node anyway.
+    if constraints and not mounts.one_node_claims:
         pod_spec["topologySpreadConstraints"] = constraints
     template = pod.pod_template(
         naming.labels(owner, COMPONENT) | {naming.GENERATION: generation},
         {REVISION: revision_mark} if revision_mark else {},
         pod_spec,
+        mounts,
         spec.serving,
     )
     return [config, _deployment(owner, spec, generation, template)]
@@ -216,7 +222,8 @@ def _mounts(
         claim = store_claim(store.name, store.spec)
         if claim is not None:
             path = f"{paths.SERVER_STORES}/{store.name}"
-            mounts.add_claim(f"store-{store.name}", path, claim, read_only=True)
+            one_node = on_one_node(store.spec)
+            mounts.add_claim(f"store-{store.name}", path, claim, read_only=True, one_node=one_node)
     pod.add_model_cache(mounts, spec.model, model_claim(owner, COMPONENT))
     for store in remote_embedders(stores)[:1]:
         ref = store.spec.encoding.embedder_api_key_secret_ref

@@ -11,7 +11,7 @@ from inferscale_operator.desired.kinds import CONFIG_MAP, JOB, Manifest
 from inferscale_operator.desired.network import build_encoder_policy
 from inferscale_operator.desired.quantities import encoder_resources, small_resources
 from inferscale_operator.desired.runtime_config import FILE, config_text, encode_config
-from inferscale_operator.desired.stores import store_claim, store_url
+from inferscale_operator.desired.stores import on_one_node, store_claim, store_url
 from inferscale_runtime.budget import parse_quantity
 
 COMPONENT = "encoder"
@@ -124,7 +124,6 @@ def _encode_job(
         "containers": [container],
         "restartPolicy": "Never",
         "serviceAccountName": account_name(owner, COMPONENT),
-        "volumes": mounts.volumes,
         # The encoder finishes the user it is at, and a later run goes on from there.
         "terminationGracePeriodSeconds": 60,
     }
@@ -148,7 +147,7 @@ def _encode_job(
             },
             "podReplacementPolicy": "Failed",
             "suspend": False,
-            "template": pod.pod_template(labels, {}, pod_spec, spec.job),
+            "template": pod.pod_template(labels, {}, pod_spec, mounts, spec.job),
         }
     }
     return naming.child(
@@ -219,7 +218,7 @@ def _encode_mounts(owner: naming.Owner, spec: MemoryStoreSpec, config: str) -> p
 def _add_store(mounts: pod.Mounts, owner: naming.Owner, spec: MemoryStoreSpec) -> None:
     claim = store_claim(owner["metadata"]["name"], spec)
     if claim is not None:
-        mounts.add_claim("store", paths.STORE, claim)
+        mounts.add_claim("store", paths.STORE, claim, one_node=on_one_node(spec))
 
 
 def build_erase_job(owner: naming.Owner, spec: MemoryStoreSpec, defaults: Defaults) -> Manifest:
@@ -252,10 +251,9 @@ def build_erase_job(owner: naming.Owner, spec: MemoryStoreSpec, defaults: Defaul
         "containers": [container],
         "restartPolicy": "Never",
         "serviceAccountName": "default",
-        "volumes": mounts.volumes,
     }
     # Same nodes as the encoder: that is where the claim can be mounted.
-    template = pod.pod_template(naming.labels(owner, COMPONENT), {}, pod_spec, spec.job)
+    template = pod.pod_template(naming.labels(owner, COMPONENT), {}, pod_spec, mounts, spec.job)
     body = {
         "spec": {
             "activeDeadlineSeconds": defaults.erase_timeout_seconds,

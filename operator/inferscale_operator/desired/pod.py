@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from inferscale_operator.api.base import Model, Scheduling, SecretKeyRef
+from inferscale_operator.api.base import GROUP, Model, Scheduling, SecretKeyRef
 from inferscale_operator.api.memorystore import S3Location
 from inferscale_operator.desired import paths
 from inferscale_operator.desired.defaults import Defaults
@@ -27,12 +27,23 @@ SECRET_MODE = 0o440
 S3_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 
+VOLUME_LABEL_PREFIX = f"volume.{GROUP}/"
+"""Label of pods that mount a claim which one node at a time can mount; the claim's name follows."""
+
+
 @dataclass(slots=True)
 class Mounts:
-    """Volumes and mounts under construction; a volume and its mount are added together."""
+    """Volumes and mounts under construction; a volume and its mount are added together.
+
+    Attributes:
+        volumes: Of the pod.
+        mounts: Of its container.
+        one_node_claims: Claims that only one node at a time can mount.
+    """
 
     volumes: list[Manifest] = field(default_factory=list)
     mounts: list[Manifest] = field(default_factory=list)
+    one_node_claims: list[str] = field(default_factory=list)
 
     def add(self, name: str, path: str, source: Manifest, *, read_only: bool = False) -> None:
         """Adds a volume and mounts it."""
@@ -42,10 +53,20 @@ class Mounts:
         # one disk to a node both ways.
         self.mounts.append(mount | {"readOnly": True} if read_only else mount)
 
-    def add_claim(self, name: str, path: str, claim: str, *, read_only: bool = False) -> None:
-        """Adds a PersistentVolumeClaim."""
+    def add_claim(
+        self,
+        name: str,
+        path: str,
+        claim: str,
+        *,
+        read_only: bool = False,
+        one_node: bool = False,
+    ) -> None:
+        """Adds a PersistentVolumeClaim; ``one_node`` tells that it is ReadWriteOnce."""
         source = {"persistentVolumeClaim": {"claimName": claim}}
         self.add(name, path, source, read_only=read_only)
+        if one_node:
+            self.one_node_claims.append(claim)
 
     def add_config_map(self, name: str, path: str, config_map: str, key: str | None = None) -> None:
         """Adds a ConfigMap, or one key of it."""
@@ -81,7 +102,10 @@ def add_model_cache(mounts: Mounts, model: Model, own_claim: str) -> None:
     if claim is None:
         mounts.add_empty("models", paths.MODELS)
     else:
-        mounts.add_claim("models", paths.MODELS, claim)
+        # The scheduler heeds only pods that match every term, and encoder and servers share the
+        # store but not this claim: the store alone decides where there is one.
+        one_node = model.cache.claim_name is None and not mounts.one_node_claims
+        mounts.add_claim("models", paths.MODELS, claim, one_node=one_node)
 
 
 def secret_variable(name: str, secret: str, key: str) -> Manifest:
@@ -120,7 +144,9 @@ def s3_environment(place: S3Location | None) -> list[Manifest]:
     if place.endpoint_url is not None:
         variables.append({"name": "AWS_ENDPOINT_URL", "value": place.endpoint_url})
     if place.region is not None:
-        variables.append({"name": "AWS_REGION", "value": place.region})
+        # botocore reads only the second, other clients the first.
+        for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+            variables.append({"name": name, "value": place.region})
     if place.credentials_secret_ref is not None:
         secret = place.credentials_secret_ref.name
         variables.extend(secret_variable(key, secret, key) for key in S3_KEYS)
@@ -190,6 +216,7 @@ def pod_template(
     labels: Mapping[str, str],
     annotations: Mapping[str, str],
     spec: Manifest,
+    mounts: Mounts,
     scheduling: Scheduling,
 ) -> Manifest:
     """A pod template.
@@ -197,13 +224,37 @@ def pod_template(
     Args:
         labels: Of the pods.
         annotations: Of the pods; may be empty.
-        spec: What differs between pods: containers, volumes, restart policy, service account.
+        spec: What differs between pods: containers, restart policy, service account.
+        mounts: Their volumes.
         scheduling: Node selection and pull secrets.
     """
-    metadata: Manifest = {"labels": dict(labels)}
+    shared = {f"{VOLUME_LABEL_PREFIX}{claim}": "mounted" for claim in mounts.one_node_claims}
+    metadata: Manifest = {"labels": {**labels, **shared}}
     if annotations:
         metadata["annotations"] = dict(annotations)
-    return {"metadata": metadata, "spec": _pod_defaults() | _placement(scheduling) | spec}
+    placement = _placement(scheduling)
+    if shared:
+        placement["affinity"] = _same_node(sorted(shared))
+    return {
+        "metadata": metadata,
+        "spec": _pod_defaults() | placement | spec | {"volumes": mounts.volumes},
+    }
+
+
+def _same_node(labels: list[str]) -> Manifest:
+    """Pods that share a claim run on the node that has it; the first one runs anywhere.
+
+    Elsewhere they would wait for the volume for ever, and nobody would see why: the scheduler does
+    not know where a ReadWriteOnce disk is attached.
+    """
+    terms = [
+        {
+            "labelSelector": {"matchExpressions": [{"key": label, "operator": "Exists"}]},
+            "topologyKey": "kubernetes.io/hostname",
+        }
+        for label in labels
+    ]
+    return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
 
 
 def _pod_defaults() -> Manifest:

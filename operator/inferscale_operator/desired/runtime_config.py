@@ -120,6 +120,7 @@ def _bytes(field: str, text: str, least: int) -> int:
 
 
 def _dump(config: RuntimeConfig) -> Manifest:
-    # Only what the spec decides: a new release with further settings then changes no document, so it
-    # replaces no server, and an image of the release before (which refuses unknown fields) starts.
+    # Only what the spec decides: a new release with further settings then changes no document, so
+    # it replaces no server, and an image of the release before (which refuses unknown fields)
+    # starts.
     return config.model_dump(mode="json", exclude_unset=True)
