@@ -30,6 +30,7 @@ from inferscale_runtime.errors import StoreError
 from inferscale_runtime.prompt.template import Message
 from inferscale_runtime.server.options import MemoryOptions
 from inferscale_runtime.server.service import MemoryService, Prepared, UnknownUserError
+from inferscale_runtime.server.stores import UnknownStoreError
 
 
 class MemoryChatRequest(ChatCompletionRequest):
@@ -155,6 +156,13 @@ async def _prepare(
         return error_response(
             "field 'memory.user': no memory of this user is stored; write facts first",
             "memory.user",
+            HTTPStatus.NOT_FOUND,
+        )
+    except UnknownStoreError as error:
+        return error_response(
+            f"field 'memory.store': this model has no such store; name one of "
+            f"{', '.join(error.known)}, or leave it out",
+            "memory.store",
             HTTPStatus.NOT_FOUND,
         )
     except StoreError:

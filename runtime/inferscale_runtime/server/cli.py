@@ -116,9 +116,11 @@ def run_serve(arguments: argparse.Namespace) -> int:
     if arguments.explain_budget:
         return explain_budget(arguments)
     config = base_config(arguments)
-    from inferscale_runtime.store.store import Store
+    if config.store:
+        from inferscale_runtime.store.store import Store
 
-    Store.open(config.store)
+        # One of several may come later; a server whose only store is wrong need not start.
+        Store.open(config.store)
     tiers: dict[str, Any] = {}
     if arguments.dram_bytes is not None:
         if arguments.dram_bytes < 1 << 20:

@@ -43,15 +43,22 @@ def find_identity(
     digest: str,
     tokenizer: Any,
     chat_template: str | None,
+    expected: str | None = None,
 ) -> Identity:
     """Finds the store's encoding for this model by computing the fingerprint anew.
 
     The prompt texts and the policy come from the store, everything else from the running model;
-    only an equal digest is accepted. Of several, the one with the configured policy wins.
+    only an equal digest is accepted. Of several, the one with the configured policy wins. With
+    ``expected`` no other fingerprint is looked at.
     """
     found: list[Identity] = []
+    names = sorted(store.fingerprints())
     reason = "not_encoded"
-    for name in sorted(store.fingerprints()):
+    if expected is not None:
+        if expected not in names:
+            reason = "expected_fingerprint_missing"
+        names = [name for name in names if name == expected]
+    for name in names:
         reason = "fingerprint_mismatch" if reason == "not_encoded" else reason
         try:
             stored = store.read_preamble(name)

@@ -17,6 +17,8 @@ class MemoryOptions(BaseModel):
 
     user: StrictStr = Field(min_length=1, max_length=512)
     """Whose memory."""
+    store: StrictStr | None = Field(None, min_length=1, max_length=253)
+    """Which store; the first that has the user when absent."""
     k: StrictInt | None = Field(None, ge=0, le=1000)
     """How many facts; the server's default when absent."""
     mode: Mode = "injected"
@@ -47,6 +49,7 @@ class MemoryUsage:
         tier: Where the KV was when the request came: ``dram``, ``disk``, or None.
         store_version: Version of the user's manifest, 0 for an unknown user.
         reason: Why something asked for was not injected, or None.
+        store: Name of the store that the memory came from, or None when no store has the user.
     """
 
     mode: Literal["injected", "text", "none"]
@@ -56,6 +59,7 @@ class MemoryUsage:
     tier: Literal["dram", "disk"] | None = None
     store_version: int = 0
     reason: str | None = None
+    store: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """JSON form."""

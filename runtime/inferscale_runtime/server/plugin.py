@@ -13,18 +13,20 @@ from typing import Any
 
 import torch
 from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
 
-from inferscale_runtime import __version__
 from inferscale_runtime.config import RuntimeConfig
 from inferscale_runtime.encode.model import kv_dimensions, resolve_model
 from inferscale_runtime.errors import ConfigError
 from inferscale_runtime.fingerprint import model_digest
-from inferscale_runtime.retrieval.embedder import load_embedder
 from inferscale_runtime.server import metrics
 from inferscale_runtime.server.chat import attach_chat
 from inferscale_runtime.server.guard import FieldGuard
-from inferscale_runtime.server.identity import embedder_name, find_identity
+from inferscale_runtime.server.identity import Identity, embedder_name, find_identity
+from inferscale_runtime.server.readiness import Readiness
 from inferscale_runtime.server.service import MemoryService
+from inferscale_runtime.server.status import StatusPage
+from inferscale_runtime.server.stores import Embedders, ServedStore
 from inferscale_runtime.store.store import Store
 from inferscale_runtime.tiers.arena import Arena
 from inferscale_runtime.tiers.report import start_tiers
@@ -35,9 +37,6 @@ from inferscale_runtime.tiers.slab import (
     map_leases,
     map_slab,
 )
-
-REFRESH_SECONDS = 10.0
-"""How often a server without a usable encoding looks for one (arbitrary)."""
 
 
 class MemoryEndpointPlugin:
@@ -53,16 +52,21 @@ class MemoryEndpointPlugin:
 
         @app.get("/inferscale/v1/status")
         async def status(raw_request: Request) -> dict[str, Any]:
-            service: MemoryService = raw_request.app.state.inferscale_memory
-            return {
-                "version": __version__,
-                "fingerprint": service.identity.fingerprint or None,
-                "reason": service.identity.reason,
-                **raw_request.app.state.inferscale_tiers.status(),
-            }
+            page: StatusPage = raw_request.app.state.inferscale_status
+            return {**await page.body(), **raw_request.app.state.inferscale_tiers.status()}
+
+        @app.get("/inferscale/v1/ready")
+        async def ready(raw_request: Request) -> JSONResponse:
+            readiness: Readiness | None = getattr(
+                raw_request.app.state, "inferscale_readiness", None
+            )
+            reason = readiness.reason if readiness else "starting"
+            return JSONResponse(
+                {"ready": reason is None, "reason": reason}, 200 if reason is None else 503
+            )
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
-        """Opens the store, makes the arena and finds the encoding for the running model."""
+        """Opens the stores, makes the arena and finds the encodings for the running model."""
         if engine_client is None:
             return
         if (getattr(args, "api_server_count", None) or 1) > 1:
@@ -75,24 +79,17 @@ class MemoryEndpointPlugin:
         config = RuntimeConfig.model_validate(extra["inferscale"])
         tokenizer = state.openai_serving_chat.renderer.tokenizer
         template = getattr(state.openai_serving_chat.online_renderer, "chat_template", None)
-        service, find = await asyncio.to_thread(
-            _build_service, config, vllm_config, tokenizer, template
-        )
-        state.inferscale_memory = service
-        state.inferscale_tiers = start_tiers(service.arena, config.tiers.plan_file)
+        service = await asyncio.to_thread(_build_service, config, vllm_config, tokenizer, template)
         atexit.register(shutil.rmtree, config.run_dir, ignore_errors=True)
-        if service.identity.reason is not None:
-            state.inferscale_refresh = asyncio.create_task(_refresh(service, find))
+        readiness = Readiness(service, engine_client, config.tiers)
+        state.inferscale_memory = service
+        state.inferscale_readiness = readiness
+        state.inferscale_tiers = start_tiers(service.arena, config.tiers.plan_file)
+        state.inferscale_status = StatusPage(service, readiness)
+        state.inferscale_keep = asyncio.create_task(readiness.keep())
 
 
-def _build_service(
-    config: RuntimeConfig, vllm_config: Any, tokenizer: Any, chat_template: str | None
-) -> tuple[MemoryService, Any]:
-    store = Store.open(config.store)
-    model = vllm_config.model_config
-    # vLLM gives a local folder a revision too when it is asked to.
-    revision = None if Path(model.model).is_dir() else model.revision
-    digest = model_digest(resolve_model(model.model, revision))
+def _make_arena(config: RuntimeConfig, vllm_config: Any) -> Arena:
     one_row = SlabShape(num_rows=1, **kv_dimensions(vllm_config))
     rows = max(1, config.tiers.dram_bytes // one_row.row_bytes)
     shape = replace(one_row, num_rows=rows)
@@ -103,25 +100,33 @@ def _build_service(
     metrics.ARENA_USED_BYTES.set_function(lambda: arena.used_rows * shape.row_bytes)
     metrics.ARENA_PINNED_BYTES.set_function(lambda: arena.pinned_rows * shape.row_bytes)
     metrics.EVICTIONS.set_function(lambda: arena.evictions)
+    return arena
 
-    def find() -> Any:
-        return find_identity(store, config, vllm_config, digest, tokenizer, chat_template)
 
+def _build_service(
+    config: RuntimeConfig, vllm_config: Any, tokenizer: Any, chat_template: str | None
+) -> MemoryService:
+    model = vllm_config.model_config
+    # vLLM gives a local folder a revision too when it is asked to.
+    revision = None if Path(model.model).is_dir() else model.revision
+    digest = model_digest(resolve_model(model.model, revision))
+    arena = _make_arena(config, vllm_config)
     # The embedder and the engine share the processor. More threads than idle cores only wait for
     # each other: on two cores planning took 25 to 145 ms instead of 21 to 58 (measured).
     torch.set_num_threads(max(1, min(4, (os.cpu_count() or 2) // 2)))
-    identity = find()
-    embedder = load_embedder(
-        embedder_name(config, identity.embedder),
-        api_key_file=config.retrieval.embedder_api_key_file or None,
-    )
-    embedder.embed(["warm up"])
-    return MemoryService(config, store, arena, load_secret(folder), identity, embedder), find
+    embedders = Embedders(config.retrieval.embedder_api_key_file or None)
+    if config.retrieval.embedder:
+        # Named by whoever started the server: a wrong name must not start one without search.
+        embedders.get(config.retrieval.embedder)
+    timeout = config.tiers.stage_timeout_ms / 1000
+    stores = {entry.name: ServedStore(entry, arena, timeout) for entry in config.store_entries}
 
+    def find(store: Store, expected: str | None) -> Identity:
+        return find_identity(store, config, vllm_config, digest, tokenizer, chat_template, expected)
 
-async def _refresh(service: MemoryService, find: Any) -> None:
-    while service.identity.reason is not None:
-        await asyncio.sleep(REFRESH_SECONDS)
-        identity = await asyncio.to_thread(find)
-        if identity.reason is None:
-            service.adopt(identity)
+    def refresh() -> None:
+        for served in stores.values():
+            served.refresh(find, lambda found: embedder_name(config, found.embedder), embedders)
+
+    refresh()
+    return MemoryService(config, stores, arena, load_secret(Path(config.run_dir)), refresh)

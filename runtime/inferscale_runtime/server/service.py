@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from inferscale_runtime.config import DEFAULT_STORE_NAME, RuntimeConfig
+from inferscale_runtime.config import RuntimeConfig
 from inferscale_runtime.connector.capability import PARAMS_KEY, Claim, cache_salt, seal_claim
 from inferscale_runtime.errors import StoreError
 from inferscale_runtime.prompt.plan import PlannedFact, PromptPlan, order_facts, plan_prompt
 from inferscale_runtime.prompt.template import Message
-from inferscale_runtime.retrieval.batcher import EmbeddingBatcher
-from inferscale_runtime.retrieval.embedder import Embedder
 from inferscale_runtime.retrieval.search import top_k
 from inferscale_runtime.server import metrics
-from inferscale_runtime.server.identity import Identity
 from inferscale_runtime.server.options import MemoryOptions, MemoryUsage
-from inferscale_runtime.server.staging import Staging
-from inferscale_runtime.server.users import UserCache, UserView
-from inferscale_runtime.store.store import Store
+from inferscale_runtime.server.stores import UNREADABLE, OpenStore, ServedStore, find_user
+from inferscale_runtime.server.users import UserView
 from inferscale_runtime.tiers.arena import Arena, Lease
 
 logger = logging.getLogger("vllm.inferscale.memory")
-
-PREAMBLE_KEY = "preamble"
 
 
 class UnknownUserError(Exception):
@@ -53,42 +48,60 @@ class Prepared:
     usage: MemoryUsage
 
 
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """What a request brings along.
+
+    Attributes:
+        options: Its ``memory`` object.
+        messages: Its messages, contents as text.
+        arguments: Its chat template arguments.
+        blocked: Why it must go as text whatever is resident, or None.
+        nonce: Part of the salt, so that no other request meets its blocks; ``""`` for users'.
+    """
+
+    options: MemoryOptions
+    messages: Sequence[Message]
+    arguments: dict[str, Any]
+    blocked: str | None = None
+    nonce: str = ""
+
+
 class MemoryService:
-    """Plans requests; one per API process."""
+    """Plans requests; one per API process.
+
+    Args:
+        config: The server's settings.
+        stores: By name, in the order in which they are asked.
+        arena: Shared by all stores.
+        secret: Key of capabilities and salts.
+        refresh: Looks again for what the stores could not give so far; blocks.
+    """
 
     def __init__(
         self,
         config: RuntimeConfig,
-        store: Store,
+        stores: Mapping[str, ServedStore],
         arena: Arena,
         secret: bytes,
-        identity: Identity,
-        embedder: Embedder,
+        refresh: Callable[[], None],
     ) -> None:
         self._config = config
-        self._arena = arena
         self._secret = secret
-        self._embedder = embedder
-        self._users = UserCache(store)
-        self._staging = Staging(store, arena, config.tiers.stage_timeout_ms / 1000)
-        self._questions = EmbeddingBatcher(embedder)
-        self._mismatched: set[str] = set()
-        self.identity = identity
-        self.adopt(identity)
+        self._mismatched: set[tuple[str, str]] = set()
+        self.arena = arena
+        self.stores = stores
+        self.refresh = refresh
 
-    def adopt(self, identity: Identity) -> None:
-        """Takes a fingerprint into use; its preamble stays resident for good."""
-        if identity.preamble_kv is not None:
-            key = self._key(identity.fingerprint, PREAMBLE_KEY)
-            if not self._arena.put(key, identity.preamble_kv, pin=True):
-                raise StoreError(
-                    "tiers.dram_bytes: the preamble does not fit; make the arena larger"
-                )
-        self.identity = identity
+    @property
+    def settled(self) -> bool:
+        """Every store can be injected."""
+        return all(served.settled for served in self.stores.values())
 
-    @staticmethod
-    def _key(fingerprint: str, name: str) -> str:
-        return f"{fingerprint}/{name}"
+    def adopted(self) -> list[OpenStore]:
+        """The stores that can be injected."""
+        current = [served.current for served in self.stores.values()]
+        return [opened for opened in current if opened and opened.identity.reason is None]
 
     async def prepare(
         self,
@@ -110,77 +123,95 @@ class MemoryService:
 
         Raises:
             UnknownUserError: For a user without memory, if configured so.
+            UnknownStoreError: For a store that this server does not have.
             StoreError: When the user's facts cannot be read at all.
         """
         started = time.perf_counter()
-        identity = self.identity
-        view = await asyncio.to_thread(self._users.get, options.user, identity.fingerprint)
+        ask = _Ask(options, messages, arguments, blocked)
+        opened, view, unasked = await asyncio.to_thread(
+            find_user, self.stores, options.store, options.user
+        )
         if view is None and self._config.retrieval.unknown_user == "error":
+            if unasked:
+                raise StoreError("a store that may have this user cannot be read")
             raise UnknownUserError(options.user)
-        chosen = await self._retrieve(view, options, messages) if view else []
-        if view is None or not chosen:
-            prepared = self._plain(options, view.memory.version if view else 0, None)
+        chosen = await self._retrieve(opened, view, ask) if opened and view else []
+        if opened is None or view is None or not chosen:
+            reason = UNREADABLE if view is None and unasked else None
+            prepared = self._plain(opened, ask, view.memory.version if view else 0, reason)
         else:
-            prepared = await self._plan(
-                identity, view, options, chosen, messages, arguments, blocked
-            )
+            prepared = await self._plan(opened, view, ask, chosen)
         self._observe(prepared, started)
         return prepared
 
-    @property
-    def arena(self) -> Arena:
-        """The DRAM arena."""
-        return self._arena
+    async def prepare_warm_up(self, opened: OpenStore, user: str) -> Prepared | None:
+        """Plans a request that tries injection and that nobody else can meet.
+
+        Returns:
+            The request, or None when nothing of this user can be injected.
+        """
+        view = await asyncio.to_thread(opened.users.get, user, opened.identity.fingerprint)
+        if view is None or not view.segments:
+            return None
+        options = MemoryOptions(user=user, mode="injected", link_tail=0)
+        messages: list[Message] = [{"role": "user", "content": "Hello"}]
+        ask = _Ask(options, messages, {"add_generation_prompt": True}, None, secrets.token_hex(16))
+        facts = view.memory.facts
+        chosen = [n for n in range(len(facts)) if facts[n].id in view.segments]
+        prepared = await self._plan(
+            opened, view, ask, chosen[: max(1, self._config.retrieval.top_k)]
+        )
+        return prepared if prepared.lease is not None else None
 
     def end(self, prepared: Prepared, *, submitted: bool = True) -> None:
         """Ends the request's lease."""
         if prepared.lease is not None:
-            self._arena.end(prepared.lease, submitted=submitted)
+            self.arena.end(prepared.lease, submitted=submitted)
 
-    async def _retrieve(
-        self, view: UserView, options: MemoryOptions, messages: Sequence[Message]
-    ) -> list[int]:
-        k = self._config.retrieval.top_k if options.k is None else options.k
+    async def _retrieve(self, opened: OpenStore, view: UserView, ask: _Ask) -> list[int]:
+        options, retrieval = ask.options, self._config.retrieval
+        k = retrieval.top_k if options.k is None else options.k
         question = next(
-            (str(m.get("content") or "") for m in reversed(messages) if m.get("role") == "user"), ""
+            (
+                str(m.get("content") or "")
+                for m in reversed(ask.messages)
+                if m.get("role") == "user"
+            ),
+            "",
         )
         if k == 0 or not view.memory.facts:
             return []
-        if view.memory.embedder == self._embedder.name:
-            query = await self._questions.embed(question)
-            best = top_k(query, view.memory.embeddings, k, self._config.retrieval.min_score)
+        if opened.questions is not None and view.memory.embedder == opened.embedder:
+            query = await opened.questions.embed(question)
+            best = top_k(query, view.memory.embeddings, k, retrieval.min_score)
         else:
-            if view.memory.user not in self._mismatched:
-                self._mismatched.add(view.memory.user)
+            name = (opened.entry.name, view.memory.user)
+            if name not in self._mismatched:
+                self._mismatched.add(name)
                 logger.warning(
-                    "store: embedded with %r, the server has %r; the newest facts are used. "
+                    "store '%s': embedded with %r, the server has %r; the newest facts are used. "
                     "Encode again or serve with the same embedder",
+                    opened.entry.name,
                     view.memory.embedder,
-                    self._embedder.name,
+                    opened.embedder,
                 )
             best = list(range(len(view.memory.facts)))[::-1][:k]
-        return order_facts(best, options.order or self._config.retrieval.order)
+        return order_facts(best, options.order or retrieval.order)
 
     async def _plan(
-        self,
-        identity: Identity,
-        view: UserView,
-        options: MemoryOptions,
-        chosen: list[int],
-        messages: Sequence[Message],
-        arguments: dict[str, Any],
-        blocked: str | None,
+        self, opened: OpenStore, view: UserView, ask: _Ask, chosen: list[int]
     ) -> Prepared:
+        options, identity = ask.options, opened.identity
         link_tail = (
             self._config.retrieval.link_tail if options.link_tail is None else options.link_tail
         )
         inject = options.mode == "injected"
-        halves = identity.template.split(messages, identity.preamble.role, arguments)
+        halves = identity.template.split(ask.messages, identity.preamble.role, ask.arguments)
         if halves is None:
-            return self._plain(options, view.memory.version, "template")
+            return self._plain(opened, ask, view.memory.version, "template")
         before = tuple(identity.template.tokenize(halves[0]))
         tail = identity.template.tokenize(halves[1])
-        reason = blocked or identity.reason
+        reason = ask.blocked or identity.reason
         if before != identity.preamble.token_ids:
             reason = reason or "preamble_mismatch"
         if reason:
@@ -191,10 +222,10 @@ class MemoryService:
         tier = None
         usable = {s.key for s in segments}
         if inject:
-            found = self._arena.look_up([*usable], store=DEFAULT_STORE_NAME)
+            found = self.arena.look_up([*usable], store=opened.entry.name)
             tier = "dram" if found == usable else "disk"
-            late = await self._staging.ensure(options.user, view, segments)
-            resident = self._arena.resident([*usable])
+            late = await opened.staging.ensure(options.user, view, segments)
+            resident = self.arena.resident([*usable])
             reason = self._shortfall(view, len(wanted) - len(segments), usable, resident, late)
             usable = resident
         planned = [
@@ -208,12 +239,12 @@ class MemoryService:
             reason = reason or "link_tail"
             plan = plan_prompt(before, planned, tail, link_tail=link_tail, inject=False)
         elif inject:
-            keys = (self._key(identity.fingerprint, PREAMBLE_KEY), *plan.keys)
-            lease = self._arena.acquire(keys)
+            lease = self.arena.acquire((opened.preamble_key, *plan.keys))
             if lease is None:
                 reason = "evicted"
                 plan = plan_prompt(before, planned, tail, link_tail=link_tail, inject=False)
-        return self._seal(options, view, plan, lease, tier if lease else None, reason)
+        version = view.memory.version
+        return self._seal(opened, ask, version, plan, lease, tier if lease else None, reason)
 
     @staticmethod
     def _usable_key(view: UserView, index: int, usable: set[str]) -> str | None:
@@ -235,42 +266,45 @@ class MemoryService:
             return late or "segment_missing"
         return "evicted" if resident != wanted else None
 
-    def _salt(self, user: str, keys: Sequence[str], mode: str) -> str:
-        return cache_salt(
-            self._secret, self._config.store, user, self.identity.fingerprint, keys, mode
-        )
+    def _salt(self, opened: OpenStore | None, ask: _Ask, keys: Sequence[str], mode: str) -> str:
+        tenant = f"{opened.entry.name} {opened.entry.url}" if opened else ""
+        fingerprint = opened.identity.fingerprint if opened else ""
+        if ask.nonce:
+            mode = f"{mode} {ask.nonce}"
+        return cache_salt(self._secret, tenant, ask.options.user, fingerprint, keys, mode)
 
-    def _plain(self, options: MemoryOptions, version: int, reason: str | None) -> Prepared:
-        usage = MemoryUsage("none", store_version=version, reason=reason)
-        return Prepared(None, self._salt(options.user, (), "none"), {}, None, usage)
+    def _plain(
+        self, opened: OpenStore | None, ask: _Ask, version: int, reason: str | None
+    ) -> Prepared:
+        name = opened.entry.name if opened and version else None
+        usage = MemoryUsage("none", store_version=version, reason=reason, store=name)
+        return Prepared(None, self._salt(opened, ask, (), "none"), {}, None, usage)
 
     def _seal(
         self,
-        options: MemoryOptions,
-        view: UserView,
+        opened: OpenStore,
+        ask: _Ask,
+        version: int,
         plan: PromptPlan,
         lease: Lease | None,
         tier: Any,
         reason: str | None,
     ) -> Prepared:
+        usage = MemoryUsage(
+            mode="text" if lease is None else "injected",
+            facts=plan.num_facts,
+            injected_tokens=0 if lease is None else plan.num_claimed,
+            text_tokens=plan.num_text_tokens,
+            tier=tier,
+            store_version=version,
+            reason=reason,
+            store=opened.entry.name,
+        )
         if lease is None:
-            salt = self._salt(options.user, (), "text")
-            usage = MemoryUsage(
-                "text", plan.num_facts, 0, plan.num_text_tokens, None, view.memory.version, reason
-            )
-            return Prepared(plan.token_ids, salt, {}, None, usage)
-        salt = self._salt(options.user, plan.keys, "injected")
+            return Prepared(plan.token_ids, self._salt(opened, ask, (), "text"), {}, None, usage)
+        salt = self._salt(opened, ask, plan.keys, "injected")
         claim = Claim(plan.num_claimed, lease.runs, lease.slot, lease.generation)
         params = {PARAMS_KEY: seal_claim(self._secret, claim, salt, plan.token_ids)}
-        usage = MemoryUsage(
-            "injected",
-            plan.num_facts,
-            plan.num_claimed,
-            plan.num_text_tokens,
-            tier,
-            view.memory.version,
-            reason,
-        )
         return Prepared(plan.token_ids, salt, params, lease, usage)
 
     def _observe(self, prepared: Prepared, started: float) -> None:

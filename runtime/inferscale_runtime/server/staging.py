@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Sequence
 
-from inferscale_runtime.config import DEFAULT_STORE_NAME
 from inferscale_runtime.errors import DamagedStoreError, StoreError
 from inferscale_runtime.server import metrics
 from inferscale_runtime.server.users import UserView
@@ -19,10 +18,18 @@ logger = logging.getLogger("vllm.inferscale.staging")
 
 
 class Staging:
-    """One reader for each segment, however many requests wait for it."""
+    """One reader for each segment, however many requests wait for it.
 
-    def __init__(self, store: Store, arena: Arena, timeout_seconds: float) -> None:
+    Args:
+        store: Where the segments are.
+        name: The store's name.
+        arena: Where they go.
+        timeout_seconds: How long a request waits.
+    """
+
+    def __init__(self, store: Store, name: str, arena: Arena, timeout_seconds: float) -> None:
         self._store = store
+        self._name = name
         self._arena = arena
         self._timeout = timeout_seconds
         self._running: dict[str, asyncio.Task[str | None]] = {}
@@ -43,7 +50,7 @@ class Staging:
         missing = [s for s in segments if s.key not in resident and s.key not in view.damaged]
         new = [s for s in missing if s.key not in self._running]
         if new:
-            task = asyncio.create_task(asyncio.to_thread(self._read, user, view, new))
+            task = asyncio.create_task(asyncio.to_thread(self.read, user, view, new))
             for segment in new:
                 self._running[segment.key] = task
             task.add_done_callback(lambda _: [self._running.pop(s.key, None) for s in new])
@@ -54,7 +61,8 @@ class Staging:
         failed = next((reason for task in done if (reason := task.result())), None)
         return "timeout" if late else failed
 
-    def _read(self, user: str, view: UserView, segments: list[Segment]) -> str | None:
+    def read(self, user: str, view: UserView, segments: list[Segment]) -> str | None:
+        """Reads segments into the arena; blocks. Returns why the store did not answer, or None."""
         started = time.perf_counter()
         try:
             read = self._store.read_segments(user, segments)
@@ -68,11 +76,11 @@ class Staging:
             if isinstance(kv, DamagedStoreError):
                 view.damaged.add(segment.key)
                 metrics.UNUSABLE_SEGMENTS.labels("damaged").inc()
-            elif not self._arena.put(segment.key, kv, store=DEFAULT_STORE_NAME):
+            elif not self._arena.put(segment.key, kv, store=self._name):
                 metrics.UNUSABLE_SEGMENTS.labels("full").inc()
             else:
                 staged, size = staged + 1, size + kv.nbytes
         seconds = time.perf_counter() - started
         metrics.STAGING_SECONDS.observe(seconds)
-        self._arena.stats.staged(DEFAULT_STORE_NAME, staged, size, seconds)
+        self._arena.stats.staged(self._name, staged, size, seconds)
         return None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from inferscale_runtime.prompt.template import Template
 from inferscale_runtime.store.records import Segment, UserMemory
@@ -23,7 +23,8 @@ class UserView:
 
     Attributes:
         memory: Facts, embeddings, segment index.
-        segments: Segments of the server's fingerprint by fact id.
+        segments: Segments of the server's fingerprint by fact id; their keys begin with the
+            store's name, because two stores may hold the same fact of the same user.
         damaged: Keys whose bytes failed their checksum in this version.
         tokens: Fact index -> prompt tokens, for facts without a segment.
     """
@@ -46,8 +47,9 @@ class UserView:
 class UserCache:
     """Loads users and reloads them when their manifest moves."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, name: str) -> None:
         self._store = store
+        self._name = name
         self._lock = threading.Lock()
         self._views: OrderedDict[tuple[str, str], UserView] = OrderedDict()
 
@@ -69,7 +71,11 @@ class UserCache:
         memory = self._store.read_user(user)
         if memory is None:
             return None
-        view = UserView(memory, dict(memory.encodings.get(fingerprint, {})))
+        segments = {
+            identity: replace(segment, key=f"{self._name}/{segment.key}")
+            for identity, segment in memory.encodings.get(fingerprint, {}).items()
+        }
+        view = UserView(memory, segments)
         with self._lock:
             self._views[name] = view
             while len(self._views) > MAX_CACHED_USERS:

@@ -134,6 +134,16 @@ class StoreFiles:
             if str(path).startswith(prefix)
         }
 
+    def details(self, folder: str) -> dict[str, dict[str, Any]]:
+        """Returns relative path and the file system's own details of every file below a folder."""
+        prefix = self._root + "/"
+        try:
+            with _reading(folder):
+                found = self._fs.find(self.path(folder), detail=True)
+        except FileNotFoundError:
+            return {}
+        return {str(path).removeprefix(prefix): dict(info) for path, info in found.items()}
+
     def _find_local(self) -> dict[str, int]:
         found: dict[str, int] = {}
         for folder, _, names in self._walk():

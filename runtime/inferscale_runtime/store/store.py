@@ -25,6 +25,7 @@ from inferscale_runtime.store.manifest import (
     seal,
     user_folder,
 )
+from inferscale_runtime.store.recent import recent_users
 from inferscale_runtime.store.records import Segment, UserMemory
 from inferscale_runtime.store.sizes import shard_bytes
 from inferscale_runtime.store.verify import StoreStats, UserStats
@@ -239,6 +240,10 @@ class Store:
         for name in self._files.list_folders(USERS):
             problems += verify.verify_user(self._files, f"{USERS}/{name}")
         return problems
+
+    def recent_users(self) -> Iterator[tuple[float, str]]:
+        """Yields ``(time written in seconds, user id)``, the last written first."""
+        return recent_users(self._files)
 
     def total_bytes(self, shard: int = 0, num_shards: int = 1) -> int:
         """Returns the bytes of all files, or of those of one shard's users; lists, reads nothing.

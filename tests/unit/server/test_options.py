@@ -72,6 +72,7 @@ def test_usage_has_the_documented_fields() -> None:
         "tier": None,
         "store_version": 0,
         "reason": None,
+        "store": None,
     }
 
 

@@ -253,3 +253,23 @@ def test_any_memory_round_trips(store, kit, user, ids, data):
     found = store.read_segments(user, [table[s.fact_id] for s in new])
     assert all(torch.equal(a, s.kv) for a, s in zip(found, new, strict=True))
     assert store.verify(user) == []
+
+
+@pytest.mark.parametrize("url", ["local", "memory://inferscale-recent"])
+def test_recent_users_last_written_first(url, kit, tmp_path):
+    store = Store.open(str(tmp_path / "store") if url == "local" else url, create=True)
+    kit.filled(store, "ana")
+    kit.filled(store, "bob")
+    store.commit_user(store.read_user("ana"), {})
+    found = list(store.recent_users())
+    assert [user for _, user in found] == ["ana", "bob"]
+    assert found[0][0] >= found[1][0] > 1_600_000_000
+    store.remove_user("bob")
+    assert [user for _, user in store.recent_users()] == ["ana"]
+
+
+def test_recent_users_pass_damaged_ones_over(store, kit, folder_of):
+    kit.filled(store, "ana")
+    kit.filled(store, "bob")
+    (folder_of("bob") / "manifest.json").write_text("damaged")
+    assert [user for _, user in store.recent_users()] == ["ana"]
