@@ -11,11 +11,12 @@ import json
 import os
 import secrets
 import shutil
+import socket
 import sys
 from pathlib import Path
 from typing import Any
 
-from inferscale_runtime.config import RuntimeConfig
+from inferscale_runtime.config import RuntimeConfig, load_config
 from inferscale_runtime.encode.builtin import PREFIX
 from inferscale_runtime.encode.cli import base_config
 from inferscale_runtime.encode.model import resolve_model
@@ -36,10 +37,15 @@ def register(subparsers: Any) -> None:
         "--model", required=True, help="model folder, hub id or builtin:smollm2-135m"
     )
     serve.add_argument("--revision", help="branch, tag or commit of a hub id")
-    serve.add_argument("--store", help="folder or fsspec URL made by 'inferscale encode'")
-    serve.add_argument("--config", help="RuntimeConfig as JSON")
-    serve.add_argument("--host", default="127.0.0.1")
-    serve.add_argument("--port", type=int, default=8000)
+    serve.add_argument(
+        "--store",
+        help="folder or fsspec URL made by 'inferscale encode'; for several, see --config",
+    )
+    serve.add_argument(
+        "--config", help="RuntimeConfig as JSON: stores, retrieval defaults, tiers and the rest"
+    )
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    serve.add_argument("--port", type=int, default=8000, help="port to listen on")
     serve.add_argument("--dtype", default="auto", help="vLLM dtype; as in 'inferscale encode'")
     serve.add_argument("--served-model-name", help="model name in requests")
     serve.add_argument(
@@ -111,16 +117,41 @@ def served_folder(model: str, revision: str | None) -> str:
     return model
 
 
-def run_serve(arguments: argparse.Namespace) -> int:
-    """Checks what can be checked early, then becomes the server."""
-    if arguments.explain_budget:
-        return explain_budget(arguments)
-    config = base_config(arguments)
-    if config.store:
-        from inferscale_runtime.store.store import Store
+def check_address(host: str, port: int) -> None:
+    """Tries the address, so that a wrong one is an error before a model is loaded.
 
-        # One of several may come later; a server whose only store is wrong need not start.
-        Store.open(config.store)
+    Raises:
+        ConfigError: Naming host and port.
+    """
+    if not 1 <= port <= 65535:
+        raise ConfigError(f"--port {port}: it must lie in 1..65535")
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, address = found[0]
+        with socket.socket(family, kind, protocol) as probe:
+            # As the server itself does: a connection that is still closing is not in the way.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen()
+    except OSError as error:
+        raise ConfigError(
+            f"--host {host} --port {port}: cannot listen there: {error.strerror or error}; choose "
+            "another port or address"
+        ) from error
+
+
+def serve_config(arguments: argparse.Namespace) -> RuntimeConfig:
+    """The settings of the server; its folder is made later.
+
+    Raises:
+        ConfigError: Naming the flag.
+    """
+    config = base_config(arguments)
+    if arguments.store and arguments.config and _names_stores(arguments.config):
+        raise ConfigError(
+            f"--store '{arguments.store}': --config '{arguments.config}' names 'stores'; leave one "
+            "of them out"
+        )
     tiers: dict[str, Any] = {}
     if arguments.dram_bytes is not None:
         if arguments.dram_bytes < 1 << 20:
@@ -129,11 +160,27 @@ def run_serve(arguments: argparse.Namespace) -> int:
     if arguments.embedder:
         retrieval = config.retrieval.model_copy(update={"embedder": arguments.embedder})
         config = config.model_copy(update={"retrieval": retrieval})
+    return config.model_copy(update={"tiers": config.tiers.model_copy(update=tiers)})
+
+
+def _names_stores(path: str) -> bool:
+    return bool(load_config(Path(path).read_text(), path).stores)
+
+
+def run_serve(arguments: argparse.Namespace) -> int:
+    """Checks what can be checked early, then becomes the server."""
+    if arguments.explain_budget:
+        return explain_budget(arguments)
+    config = serve_config(arguments)
+    check_address(arguments.host, arguments.port)
+    if config.store:
+        from inferscale_runtime.store.store import Store
+
+        # One of several may come later; a server whose only store is wrong need not start.
+        Store.open(config.store)
     folder = served_folder(arguments.model, arguments.revision)
     run_dir = make_run_dir(Path(arguments.run_root))
-    config = config.model_copy(
-        update={"run_dir": str(run_dir), "tiers": config.tiers.model_copy(update=tiers)}
-    )
+    config = config.model_copy(update={"run_dir": str(run_dir)})
     environment = dict(os.environ)
     others = [name for name in environment.get("VLLM_PLUGINS", "").split(",") if name]
     environment["VLLM_PLUGINS"] = ",".join(dict.fromkeys([*others, *PLUGINS]))

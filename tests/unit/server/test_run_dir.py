@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
+from inferscale_runtime.cli import main
 from inferscale_runtime.config import RuntimeConfig
 from inferscale_runtime.errors import ConfigError
 from inferscale_runtime.server.cli import build_command, make_run_dir, register
@@ -87,3 +89,44 @@ def test_model_name_and_revision(
     assert command[command.index("--model") + 1] == folder
     for flag, value in (("--served-model-name", name), ("--revision", revision)):
         assert (command[command.index(flag) + 1] if flag in command else None) == value
+
+
+def serve(*flags: str) -> int:
+    return main(["serve", "--model", "m", *flags])
+
+
+def test_addresses_that_cannot_be_used_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert serve("--store", str(tmp_path), "--port", port) == 2
+        error = capsys.readouterr().err
+        assert f"--port {port}" in error
+        assert "in use" in error
+    assert serve("--store", str(tmp_path), "--port", "70000") == 2
+    assert "1..65535" in capsys.readouterr().err
+    assert serve("--store", str(tmp_path), "--host", "no.such.host.invalid") == 2
+    assert "no.such.host.invalid" in capsys.readouterr().err
+
+
+def test_one_way_to_name_stores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"stores": [{"name": "a", "url": "/a"}]}))
+    assert serve("--store", "/b", "--config", str(config)) == 2
+    assert "leave one of them out" in capsys.readouterr().err
+    config.write_text(json.dumps({"stores": [{"name": "A", "url": "/a"}]}))
+    assert serve("--config", str(config)) == 2
+    assert "stores.0.name" in capsys.readouterr().err
+    assert serve() == 2
+    assert "--store is missing" in capsys.readouterr().err
+
+
+def test_a_single_store_must_be_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    assert serve("--store", str(tmp_path), "--port", port) == 2
+    assert "is no store" in capsys.readouterr().err
