@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import shutil
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inferscale_operator.cluster.base import Cluster
 from inferscale_operator.desired.kinds import CLAIM, CONFIG_MAP, SECRET, Kind, Manifest
 from inferscale_operator.local import probes
 from inferscale_operator.local.containers import Running
@@ -29,6 +28,10 @@ TERMINATION_LOG = "/dev/termination-log"
 
 OnLine = Callable[[str, str], None]
 """Gets (pod name, line) of every output line."""
+
+
+Read = Callable[[Kind, str, str], Awaitable[Manifest | None]]
+"""Reads an object by kind, namespace and name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +93,10 @@ def references(pod: Manifest) -> set[tuple[Kind, str]]:
     return found
 
 
-async def look_up(cluster: Cluster, pod: Manifest) -> Lookup:
+async def look_up(read: Read, pod: Manifest) -> Lookup:
     """Reads all objects that a pod names."""
     namespace = pod["metadata"]["namespace"]
-    objects = {
-        (kind, name): await cluster.get(kind, namespace, name) for kind, name in references(pod)
-    }
+    objects = {(kind, name): await read(kind, namespace, name) for kind, name in references(pod)}
     return lambda kind, name: objects.get((kind, name))
 
 
@@ -216,7 +217,7 @@ class Launcher:
     """Starts containers of pods on this machine.
 
     Args:
-        cluster: Where ConfigMaps, Secrets and claims are read.
+        read: Reads ConfigMaps, Secrets with their values, and claims.
         folders: Where volumes lie.
         on_line: Gets every line of output.
         host: Variables that every container gets; those of this process by default.
@@ -224,12 +225,12 @@ class Launcher:
 
     def __init__(
         self,
-        cluster: Cluster,
+        read: Read,
         folders: VolumeFolders,
         on_line: OnLine,
         host: Mapping[str, str] | None = None,
     ) -> None:
-        self._cluster = cluster
+        self._read = read
         self._folders = folders
         self._on_line = on_line
         self._host = host_environment() if host is None else dict(host)
@@ -243,7 +244,7 @@ class Launcher:
             MissingError: Something that the manifest names is not there.
             StartError: The command cannot be started.
         """
-        lookup = await look_up(self._cluster, pod)
+        lookup = await look_up(self._read, pod)
         prepared = prepare(pod, container, ports, lookup, self._folders, self._host)
         name = pod["metadata"]["name"]
         log = self.log_of(pod, container["name"])

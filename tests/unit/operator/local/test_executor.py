@@ -42,7 +42,7 @@ class Machine:
         self.folders = VolumeFolders(folder / "data", folder / "memory")
         self.lines: list[tuple[str, str]] = []
         self.launcher = Launcher(
-            self.cluster, self.folders, lambda name, line: self.lines.append((name, line))
+            self.cluster.get, self.folders, lambda name, line: self.lines.append((name, line))
         )
         self.executor = Executor(self.cluster, self.launcher, backoff=Backoff(first=0.05))
 
