@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import yaml
 
 from inferscale_operator.api.base import GROUP
 from inferscale_operator.api.crds import DEFINITIONS, build_crd
+from inferscale_operator.api.reference import PATH, reference_text
 
 CRD_FOLDERS = ("crds", "charts/inferscale/files/crds")
 """The definitions for ``kubectl apply``, and the chart's copy."""
@@ -36,15 +39,17 @@ def crd_text(manifest: dict[str, Any]) -> str:
     )
 
 
-def generated_files() -> dict[str, str]:
+@cache
+def generated_files() -> Mapping[str, str]:
     """Text of every generated file by its path from the repository's root."""
     crds = {definition.file_name: crd_text(build_crd(definition)) for definition in DEFINITIONS}
-    return {
+    files = {
         f"{folder}/{name}": text for folder in CRD_FOLDERS for name, text in sorted(crds.items())
     }
+    return files | {PATH: reference_text(COMMAND)}
 
 
-def stale_files(root: Path, files: dict[str, str]) -> list[str]:
+def stale_files(root: Path, files: Mapping[str, str]) -> list[str]:
     """What differs from the models, one sentence each."""
     problems = []
     for path, text in files.items():
@@ -61,7 +66,7 @@ def stale_files(root: Path, files: dict[str, str]) -> list[str]:
     return problems
 
 
-def write_files(root: Path, files: dict[str, str]) -> None:
+def write_files(root: Path, files: Mapping[str, str]) -> None:
     """Writes every generated file below ``root``."""
     for path, text in files.items():
         target = root / path

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from pydantic import BaseModel
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
+from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema
 
 from inferscale_operator.api.rules import RULES
@@ -53,7 +53,12 @@ class _Generator(GenerateJsonSchema):
         return value
 
 
-def structural_schema(model: type[BaseModel], mode: JsonSchemaMode = "validation") -> Schema:
+def json_document(model: type[BaseModel]) -> Schema:
+    """The JSON schema of a model, with one entry of ``$defs`` for each part."""
+    return model.model_json_schema(by_alias=True, schema_generator=_Generator)
+
+
+def structural_schema(model: type[BaseModel]) -> Schema:
     """The structural schema of a model, with nothing left to resolve.
 
     Optional fields are plain and not required; empty defaults (None, lists, maps) are left out.
@@ -61,7 +66,7 @@ def structural_schema(model: type[BaseModel], mode: JsonSchemaMode = "validation
     Raises:
         ValueError: For a construct that a structural schema cannot say.
     """
-    document = model.model_json_schema(by_alias=True, mode=mode, schema_generator=_Generator)
+    document = json_document(model)
     return _convert(document, document.get("$defs", {}), model.__name__)
 
 
@@ -78,7 +83,7 @@ def without_defaults(schema: Schema) -> Schema:
     return result
 
 
-def _resolve(node: Schema, definitions: Schema, path: str) -> Schema:
+def resolve(node: Schema, definitions: Schema, path: str) -> Schema:
     """Follows references and optional wrappers; what stands beside them wins, rules add up."""
     branches: list[Schema]
     rest = dict(node)
@@ -92,7 +97,7 @@ def _resolve(node: Schema, definitions: Schema, path: str) -> Schema:
         return node
     if len(branches) != 1:
         raise ValueError(f"{path}: a structural schema cannot hold a choice of types")
-    inner = _resolve(branches[0], definitions, path)
+    inner = resolve(branches[0], definitions, path)
     rules = [*inner.get(RULES, ()), *rest.get(RULES, ())]
     merged = {**inner, **rest}
     return {**merged, RULES: rules} if rules else merged
@@ -100,7 +105,7 @@ def _resolve(node: Schema, definitions: Schema, path: str) -> Schema:
 
 def _convert(node: Schema, definitions: Schema, path: str) -> Schema:
     """A node of the document as a node of the structural schema."""
-    node = _plain_map(_resolve(node, definitions, path))
+    node = _plain_map(resolve(node, definitions, path))
     result: Schema = {}
     for key, value in node.items():
         if key == "properties":
@@ -113,7 +118,7 @@ def _convert(node: Schema, definitions: Schema, path: str) -> Schema:
             result |= _translate(key, value, path)
     rules = [*node.get(RULES, ())]
     if "propertyNames" in node:
-        rules.insert(0, _key_rule(_resolve(node["propertyNames"], definitions, path)))
+        rules.insert(0, _key_rule(resolve(node["propertyNames"], definitions, path)))
     return {**result, RULES: rules} if rules else result
 
 
