@@ -144,8 +144,15 @@ class MemoryService:
         self._observe(prepared, started)
         return prepared
 
-    async def prepare_warm_up(self, opened: OpenStore, user: str) -> Prepared | None:
+    async def prepare_warm_up(
+        self, opened: OpenStore, user: str, max_tokens: int
+    ) -> Prepared | None:
         """Plans a request that tries injection and that nobody else can meet.
+
+        Args:
+            opened: An adopted store.
+            user: One of its users.
+            max_tokens: Most tokens that the engine takes with one more to come.
 
         Returns:
             The request, or None when nothing of this user can be injected.
@@ -155,13 +162,20 @@ class MemoryService:
             return None
         options = MemoryOptions(user=user, mode="injected", link_tail=0)
         messages: list[Message] = [{"role": "user", "content": "Hello"}]
-        ask = _Ask(options, messages, {"add_generation_prompt": True}, None, secrets.token_hex(16))
+        nonce = secrets.token_hex(16)
+        ask = _Ask(options, messages, {"add_generation_prompt": True}, None, nonce)
         facts = view.memory.facts
         chosen = [n for n in range(len(facts)) if facts[n].id in view.segments]
-        prepared = await self._plan(
-            opened, view, ask, chosen[: max(1, self._config.retrieval.top_k)]
-        )
-        return prepared if prepared.lease is not None else None
+        chosen = chosen[: max(1, self._config.retrieval.top_k)]
+        while chosen:
+            prepared = await self._plan(opened, view, ask, chosen)
+            if prepared.lease is None or prepared.token_ids is None:
+                return None
+            if len(prepared.token_ids) < max_tokens:
+                return prepared
+            self.end(prepared, submitted=False)
+            chosen = chosen[: len(chosen) // 2]
+        return None
 
     def end(self, prepared: Prepared, *, submitted: bool = True) -> None:
         """Ends the request's lease."""
@@ -222,7 +236,9 @@ class MemoryService:
         tier = None
         usable = {s.key for s in segments}
         if inject:
-            found = self.arena.look_up([*usable], store=opened.entry.name)
+            # The warm-up is no user's request: it must not make a store look used.
+            keys, name = [*usable], opened.entry.name
+            found = self.arena.resident(keys) if ask.nonce else self.arena.look_up(keys, store=name)
             tier = "dram" if found == usable else "disk"
             late = await opened.staging.ensure(options.user, view, segments)
             resident = self.arena.resident([*usable])

@@ -66,9 +66,13 @@ class Staging:
         started = time.perf_counter()
         try:
             read = self._store.read_segments(user, segments)
-        except (OSError, StoreError) as error:
-            # Object storage may be away for a while: text now, another try with the next request.
-            logger.warning("store: %d segments could not be read: %s", len(segments), error)
+        except Exception as error:
+            # Object storage may be away for a while, and each has errors of its own: text now,
+            # another try with the next request. Messages of other libraries may quote signed URLs.
+            what = error if isinstance(error, StoreError) else type(error).__name__
+            logger.warning(
+                "store '%s': %d segments could not be read: %s", self._name, len(segments), what
+            )
             metrics.UNUSABLE_SEGMENTS.labels("unreadable").inc(len(segments))
             return "segment_unreadable"
         staged, size = 0, 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -25,6 +26,9 @@ logger = logging.getLogger("vllm.inferscale.stores")
 
 UNREADABLE = "store_unreadable"
 PREAMBLE_KEY = "preamble"
+AWAY_SECONDS = 10.0
+"""How long a storage that failed is passed over, so that it does not slow down the users of the
+other stores (arbitrary)."""
 
 FindIdentity = Callable[[Store, str | None], Identity]
 EmbedderName = Callable[[Identity], str]
@@ -107,6 +111,7 @@ class ServedStore:
     ) -> None:
         self.entry = entry
         self.current: OpenStore | None = None
+        self._away_until = 0.0
         self.embedder_problem: str | None = None
         self._arena = arena
         self._timeout = stage_timeout_seconds
@@ -121,6 +126,27 @@ class ServedStore:
     def settled(self) -> bool:
         """Nothing is left to be tried."""
         return self.reason is None and self.embedder_problem is None
+
+    @property
+    def away(self) -> bool:
+        """The storage failed a moment ago: who does not name this store need not wait for it."""
+        return time.monotonic() < self._away_until
+
+    def find(self, opened: OpenStore, user: str) -> UserView | None:
+        """A user's view, None for an unknown one; blocks.
+
+        Raises:
+            StoreError: When it cannot be read.
+        """
+        try:
+            return opened.users.get(user, opened.identity.fingerprint)
+        except StoreError:
+            raise
+        except Exception as error:
+            # Each storage has errors of its own, and its timeouts may be long.
+            self._away_until = time.monotonic() + AWAY_SECONDS
+            logger.warning("store '%s' does not answer: %s", self.entry.name, _brief(error))
+            raise StoreError(f"store '{self.entry.name}' does not answer") from error
 
     def refresh(
         self, find: FindIdentity, embedder_name: EmbedderName, embedders: Embedders
@@ -212,11 +238,11 @@ def find_user(
     unasked = False
     for served in asked:
         current = served.current
-        if current is None:
+        if current is None or (name is None and served.away):
             unasked = True
             continue
         try:
-            view = current.users.get(user, current.identity.fingerprint)
+            view = served.find(current, user)
         except StoreError as error:
             failed = failed or error
             continue

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import logging
 import secrets
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from inferscale_runtime.server.service import MemoryService
@@ -44,13 +46,12 @@ async def warm_up_request(service: MemoryService, engine: Any) -> bool:
     from vllm import SamplingParams
     from vllm.inputs.engine import tokens_input
 
-    tries = 0
-    for opened, user in recent(service.adopted()):
-        prepared = await service.prepare_warm_up(opened, user)
+    stores = service.adopted()
+    users = await asyncio.to_thread(lambda: list(islice(recent(stores), _TRIES)))
+    max_tokens = int(engine.vllm_config.model_config.max_model_len)
+    for opened, user in users:
+        prepared = await service.prepare_warm_up(opened, user, max_tokens)
         if prepared is None or prepared.token_ids is None:
-            tries += 1
-            if tries == _TRIES:
-                break
             continue
         params = SamplingParams(
             max_tokens=1, temperature=0, extra_args={"kv_transfer_params": prepared.params}

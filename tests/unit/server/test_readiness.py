@@ -105,13 +105,35 @@ def test_the_warm_up_request_meets_nobody(world: Any, kit: Any) -> None:
     opened = service.adopted()[0]
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Hello"}]
     user = asyncio.run(service.prepare(MemoryOptions(user="u1"), messages, {}, None))
-    first, second = (asyncio.run(service.prepare_warm_up(opened, "u1")) for _ in range(2))
+    first, second = (asyncio.run(service.prepare_warm_up(opened, "u1", 500)) for _ in range(2))
     assert first is not None
     assert second is not None
     assert first.usage.mode == "injected"
     assert first.token_ids == user.token_ids
     assert len({user.salt, first.salt, second.salt}) == 3
-    assert asyncio.run(service.prepare_warm_up(opened, "nobody")) is None
+    assert asyncio.run(service.prepare_warm_up(opened, "nobody", 500)) is None
+
+
+def test_the_warm_up_request_fits_into_a_short_context(world: Any, kit: Any) -> None:
+    store = world.store("a")
+    kit.add_encoding(store)
+    kit.commit(store, "u1", [f"fact number {n}" for n in range(8)])
+    service = world.service("a")
+    opened = service.adopted()[0]
+    lengths = []
+    for max_tokens in (10_000, 150, 90):
+        prepared = asyncio.run(service.prepare_warm_up(opened, "u1", max_tokens))
+        assert prepared is not None
+        assert prepared.token_ids is not None
+        assert len(prepared.token_ids) < max_tokens
+        lengths.append(prepared.usage.facts)
+        service.end(prepared, submitted=False)
+    assert lengths[0] == 8
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[2] < lengths[1]
+    pinned = world.arena.pinned_rows
+    assert asyncio.run(service.prepare_warm_up(opened, "u1", 20)) is None
+    assert world.arena.pinned_rows == pinned
 
 
 class Engine:

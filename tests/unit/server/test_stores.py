@@ -120,6 +120,30 @@ def test_a_damaged_user_is_looked_for_in_the_other_store(two: MemoryService, wor
         ask(two, "both", store="a")
 
 
+def test_a_storage_that_stopped_answering_is_passed_over(
+    two: MemoryService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    current = two.stores["a"].current
+    assert current is not None
+    asked = []
+
+    def get(user: str, fingerprint: str) -> None:
+        asked.append(user)
+        raise ConnectionResetError("signed with topsecret")
+
+    monkeypatch.setattr(current.users, "get", get)
+    assert ask(two, "bob").usage.store == "b"
+    assert ask(two, "bob").usage.store == "b"
+    assert len(asked) == 1, "not waited for again"
+    usage = ask(two, "nobody").usage
+    assert (usage.mode, usage.reason) == ("none", "store_unreadable")
+    with pytest.raises(StoreError, match="store 'a' does not answer"):
+        ask(two, "ann", store="a")
+    monkeypatch.undo()
+    monkeypatch.setattr("inferscale_runtime.server.stores.time.monotonic", lambda: 1e12)
+    assert ask(two, "ann").usage.store == "a"
+
+
 def test_a_store_without_encoding_goes_as_text(world: Any, kit: Any) -> None:
     a, b = world.store("a"), world.store("b")
     kit.commit(a, "ann", ["ann sings"])
