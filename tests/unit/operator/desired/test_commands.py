@@ -1,0 +1,44 @@
+"""The runtime's own parser and settings model must take what the builders write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from inferscale_runtime.cli import build_parser
+from inferscale_runtime.config import load_config
+
+VALUES = {"$(INFERSCALE_PORT)": "8000", "$(JOB_COMPLETION_INDEX)": "0"}
+
+
+def _expanded(argument: str) -> str:
+    for name, value in VALUES.items():
+        argument = argument.replace(name, value)
+    return argument.replace("$$", "$")
+
+
+def test_commands_are_those_of_the_runtime(
+    case: dict[str, Any], build: Callable[..., list[dict[str, Any]]]
+) -> None:
+    parser = build_parser()
+    commands = 0
+    for manifest in build(case):
+        template = manifest.get("spec", {}).get("template")
+        if template is None:
+            continue
+        (container,) = template["spec"]["containers"]
+        program, subcommand = container["command"]
+        assert program == "inferscale"
+        # An unknown or missing argument ends in SystemExit.
+        parsed = parser.parse_args([subcommand, *map(_expanded, container["args"])])
+        assert parsed.command == subcommand
+        commands += 1
+    assert commands
+
+
+def test_settings_are_those_of_the_runtime(
+    case: dict[str, Any], build: Callable[..., list[dict[str, Any]]]
+) -> None:
+    (config,) = [m for m in build(case) if m["kind"] == "ConfigMap"]
+    loaded = load_config(config["data"]["config.json"], "test")
+    assert loaded.store_entries
