@@ -36,6 +36,7 @@ from inferscale_runtime.tiers.slab import (
     load_secret,
     map_leases,
     map_slab,
+    map_stamps,
 )
 
 
@@ -95,8 +96,10 @@ def _make_arena(config: RuntimeConfig, vllm_config: Any) -> Arena:
     shape = replace(one_row, num_rows=rows)
     folder = Path(config.run_dir)
     create_run_files(folder, shape)
-    arena = Arena(map_slab(folder, shape), map_leases(folder))
-    metrics.ARENA_BUDGET_BYTES.set(rows * shape.row_bytes)
+    arena = Arena(
+        map_slab(folder, shape), map_leases(folder), stamps=map_stamps(folder, shape)
+    )
+    metrics.ARENA_BUDGET_BYTES.set_function(lambda: arena.budget_bytes)
     metrics.ARENA_USED_BYTES.set_function(lambda: arena.used_rows * shape.row_bytes)
     metrics.ARENA_PINNED_BYTES.set_function(lambda: arena.pinned_rows * shape.row_bytes)
     metrics.EVICTIONS.set_function(lambda: arena.evictions)

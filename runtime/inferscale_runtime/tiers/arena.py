@@ -94,6 +94,7 @@ class Arena:
         slab: ``[num_rows, num_layers, 2, num_kv_heads, head_dim]``.
         leases: ``[NUM_LEASES, 2]`` int64.
         stats: Where lookups, staging and evictions are counted.
+        stamps: ``[num_rows]`` int64, shared with the engine's processes; see ``slab``.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class Arena:
         slab: torch.Tensor,
         leases: npt.NDArray[np.int64],
         stats: TierStats | None = None,
+        stamps: npt.NDArray[np.int64] | None = None,
     ) -> None:
         self._slab = slab
         self._leases = leases
@@ -112,6 +114,8 @@ class Arena:
         self._kept: Counter[str] = Counter()
         self._free = FreeSpans(slab.shape[0])
         self._policy = EvictionPolicy(slab.shape[0])
+        self._stamps = np.zeros(slab.shape[0], np.int64) if stamps is None else stamps
+        self._last_stamp = 0
         self._free_slots = list(range(NUM_LEASES - 1, -1, -1))
         self._held: dict[int, list[Resident]] = {}
         self._ended: dict[int, tuple[Lease, float]] = {}
@@ -263,6 +267,9 @@ class Arena:
         self._evict(victims)
         runs = self._free.take(rows)
         assert runs is not None, "the budget is larger than the slab"
+        for start, _ in runs:
+            self._last_stamp += 1
+            self._stamps[start] = self._last_stamp
         entry = Resident(key, store, runs, rows, pins=1)
         self._policy.add(entry)
         return entry
@@ -359,6 +366,8 @@ class Arena:
     def _drop(self, entry: Resident) -> None:
         self._policy.remove(entry)
         self._free.give(entry.runs)
+        for start, _ in entry.runs:
+            self._stamps[start] = 0
 
 
 def activate_lease(leases: npt.NDArray[np.int64], slot: int, generation: int) -> bool:

@@ -11,6 +11,9 @@ them. The folder is private (0700) and lies on tmpfs, so that the slab is memory
 ``leases``
     ``[num_leases, 2]`` int64: generation and state. A lease keeps the segments of one request in
     place until the engine has let the request go, also through preemption and abort.
+``stamps``
+    ``[num_rows]`` int64. At the first row of each piece of a segment stands a number that no other
+    piece ever had, 0 elsewhere: copies of rows on other tiers know by it whether they are current.
 ``secret``
     32 random bytes, key of the capability and of the cache salt.
 """
@@ -86,6 +89,8 @@ def create_run_files(folder: Path, shape: SlabShape) -> None:
         os.posix_fallocate(stream.fileno(), 0, size)
     with open(folder / "leases", "w+b", opener=_private) as stream:
         stream.truncate(NUM_LEASES * 16)
+    with open(folder / "stamps", "w+b", opener=_private) as stream:
+        stream.truncate(shape.num_rows * 8)
     with open(folder / "secret", "wb", opener=_private) as stream:
         stream.write(secrets.token_bytes(SECRET_BYTES))
     # Last, by rename: whoever sees the shape sees all of it.
@@ -117,3 +122,8 @@ def map_slab(folder: Path, shape: SlabShape) -> torch.Tensor:
 def map_leases(folder: Path) -> npt.NDArray[np.int64]:
     """Maps the leases, ``[NUM_LEASES, 2]`` int64 (generation, state)."""
     return np.memmap(folder / "leases", dtype=np.int64, mode="r+", shape=(NUM_LEASES, 2))
+
+
+def map_stamps(folder: Path, shape: SlabShape) -> npt.NDArray[np.int64]:
+    """Maps the stamps, ``[num_rows]`` int64."""
+    return np.memmap(folder / "stamps", dtype=np.int64, mode="r+", shape=(shape.num_rows,))
