@@ -96,9 +96,7 @@ def _make_arena(config: RuntimeConfig, vllm_config: Any) -> Arena:
     shape = replace(one_row, num_rows=rows)
     folder = Path(config.run_dir)
     create_run_files(folder, shape)
-    arena = Arena(
-        map_slab(folder, shape), map_leases(folder), stamps=map_stamps(folder, shape)
-    )
+    arena = Arena(map_slab(folder, shape), map_leases(folder), stamps=map_stamps(folder, shape))
     metrics.ARENA_BUDGET_BYTES.set_function(lambda: arena.budget_bytes)
     metrics.ARENA_USED_BYTES.set_function(lambda: arena.used_rows * shape.row_bytes)
     metrics.ARENA_PINNED_BYTES.set_function(lambda: arena.pinned_rows * shape.row_bytes)
