@@ -41,20 +41,43 @@ OWNED_FLAGS = (
 """vLLM flags that have a field of their own, or that injection depends on."""
 
 
-def _names_owned_flag(argument: str) -> bool:
-    name = re.split(r"[=.]", argument, maxsplit=1)[0].replace("_", "-")
-    return name in OWNED_FLAGS
+UNSUPPORTED_FLAGS = (
+    "--pipeline-parallel-size",
+    "-pp",
+    "--enable-lora",
+    "--speculative-config",
+    "--headless",
+    "--uds",
+    "--ssl-keyfile",
+    "--ssl-certfile",
+)
+"""vLLM flags with which injection, or the probes and the Service, do not work."""
 
 
-_OWNED = ", ".join(f"'{flag}'" for flag in OWNED_FLAGS)
-# vLLM takes '_' for '-' in names, '--flag=value', and '--flag.key value' for parts of JSON values.
-_OWNED_RULE = Rule(
-    cel=(
-        "!self.exists(a, a.startsWith('-') &&"
-        f" a.split('=', 2)[0].split('.', 2)[0].replace('_', '-') in [{_OWNED}])"
-    ),
-    message="engineArgs must not hold a flag that the operator sets: " + " ".join(OWNED_FLAGS),
-    holds=lambda arguments: not any(_names_owned_flag(argument) for argument in arguments),
+def _flag_rule(flags: tuple[str, ...], message: str) -> Rule:
+    """None of these flags is among the arguments.
+
+    vLLM takes ``_`` for ``-`` in names, ``--flag=value``, and ``--flag.key value`` for parts of
+    JSON values.
+    """
+    names = ", ".join(f"'{flag}'" for flag in flags)
+
+    def is_named(argument: str) -> bool:
+        return re.split(r"[=.]", argument, maxsplit=1)[0].replace("_", "-") in flags
+
+    return Rule(
+        cel=(
+            "!self.exists(a, a.startsWith('-') &&"
+            f" a.split('=', 2)[0].split('.', 2)[0].replace('_', '-') in [{names}])"
+        ),
+        message=f"{message}: {' '.join(flags)}",
+        holds=lambda arguments: not any(is_named(argument) for argument in arguments),
+    )
+
+
+_OWNED_RULE = _flag_rule(OWNED_FLAGS, "must not hold a flag that has a field of its own")
+_UNSUPPORTED_RULE = _flag_rule(
+    UNSUPPORTED_FLAGS, "must not hold a flag that injection or the pod's port cannot work with"
 )
 
 
@@ -129,7 +152,7 @@ class Serving(Scheduling):
     tensor_parallel_size: int = Field(1, ge=1, le=64)
     """GPUs of one server. Must divide the model's KV heads."""
     engine_args: Annotated[
-        list[Annotated[str, Field(min_length=1, max_length=1024)]], _OWNED_RULE
+        list[Annotated[str, Field(min_length=1, max_length=1024)]], _OWNED_RULE, _UNSUPPORTED_RULE
     ] = Field(default_factory=list, max_length=64)
     """Further arguments of vLLM's server, one word each."""
     shutdown_timeout_seconds: int = Field(60, ge=0, le=3600)
@@ -296,6 +319,7 @@ class PersonalizedModel(Resource):
 
 __all__ = [
     "OWNED_FLAGS",
+    "UNSUPPORTED_FLAGS",
     "Auth",
     "Autoscaling",
     "Disruption",

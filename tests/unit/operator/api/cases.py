@@ -118,13 +118,15 @@ RULE_CASES = (
     _bad(model(retrieval={"topK": 3, "linkTail": 4}), "spec.retrieval", "linkTail must not be"),
     _bad(model(tiers={"dram": 1024}), "spec.tiers.dram", "at least 1Mi"),
     *(
-        _bad(model(serving={"engineArgs": [argument]}), "spec.serving.engineArgs", "must not hold")
-        for argument in (
-            "--model",
-            "--api-key=secret",
-            "--tensor_parallel_size=2",
-            "-tp",
-            "--kv-transfer-config.kv_role",
+        _bad(model(serving={"engineArgs": [argument]}), "spec.serving.engineArgs", words)
+        for argument, words in (
+            ("--model", "has a field of its own"),
+            ("--api-key=secret", "has a field of its own"),
+            ("--tensor_parallel_size=2", "has a field of its own"),
+            ("-tp", "has a field of its own"),
+            ("--kv-transfer-config.kv_role", "has a field of its own"),
+            ("--enable-lora", "injection or the pod's port"),
+            ("--speculative-config.method", "injection or the pod's port"),
         )
     ),
     _bad(model(serving=_GPU), "spec.serving", "must hold at least tensorParallelSize GPUs"),
