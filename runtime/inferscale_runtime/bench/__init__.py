@@ -1,0 +1,1 @@
+"""Benchmarks: what ``inferscale bench`` measures."""
