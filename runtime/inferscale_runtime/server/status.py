@@ -14,6 +14,11 @@ from inferscale_runtime.server.stores import ServedStore
 
 COUNT_SECONDS = 30.0
 """How old the numbers of users and facts may be: counting reads every manifest (arbitrary)."""
+COUNT_SHARE = 0.05
+"""Most of the time that is spent on counting: in a large store on object storage it takes minutes
+and costs a request for each user (arbitrary)."""
+WAIT_SECONDS = 1.0
+"""How long an answer waits for a count; an older one, or none, is shown then (arbitrary)."""
 
 
 class StatusPage:
@@ -34,17 +39,16 @@ class StatusPage:
         self._service = service
         self._readiness = readiness
         self._clock = clock
-        self._counted_at: float | None = None
+        self._next_count = clock()
         self._counts: dict[str, tuple[int, int] | None] = {}
-        self._lock = asyncio.Lock()
+        self._counting: asyncio.Task[None] | None = None
 
     async def body(self) -> dict[str, Any]:
         """The figures; those of the first store stand at the top too."""
-        async with self._lock:
-            now = self._clock()
-            if self._counted_at is None or now - self._counted_at >= COUNT_SECONDS:
-                self._counts = await asyncio.to_thread(self._count)
-                self._counted_at = now
+        if self._counting is None and self._clock() >= self._next_count:
+            self._counting = asyncio.create_task(self._count())
+        if self._counting is not None:
+            await asyncio.wait({self._counting}, timeout=WAIT_SECONDS)
         stores = [self._store(served) for served in self._service.stores.values()]
         reason = self._readiness.reason
         return {
@@ -70,8 +74,15 @@ class StatusPage:
             "embedder_problem": served.embedder_problem,
         }
 
-    def _count(self) -> dict[str, tuple[int, int] | None]:
-        return {name: _users_and_facts(served) for name, served in self._service.stores.items()}
+    async def _count(self) -> None:
+        started = self._clock()
+        stores = self._service.stores.items()
+        self._counts = await asyncio.to_thread(
+            lambda: {name: _users_and_facts(served) for name, served in stores}
+        )
+        now = self._clock()
+        self._next_count = now + max(COUNT_SECONDS, (now - started) / COUNT_SHARE)
+        self._counting = None
 
 
 def _users_and_facts(served: ServedStore) -> tuple[int, int] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from inferscale_runtime.config import TierConfig
 from inferscale_runtime.server import readiness as module
+from inferscale_runtime.server import status as status_module
 from inferscale_runtime.server.options import MemoryOptions
 from inferscale_runtime.server.readiness import Readiness, blocking_reason
 from inferscale_runtime.server.service import MemoryService
@@ -259,3 +261,35 @@ def test_status_tells_store_by_store(world: Any, kit: Any) -> None:
     assert asyncio.run(page.body())["stores"][0]["users"] == 2, "counted anew only now and then"
     now[0] += COUNT_SECONDS
     assert asyncio.run(page.body())["stores"][0]["users"] == 3
+
+
+def test_a_count_that_takes_long_holds_no_answer_up(
+    world: Any, kit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(world, kit, "a", {"u1": 10})
+    service = world.service("a")
+    now = [100.0]
+    page = StatusPage(service, Readiness(service, Engine(), TierConfig()), lambda: now[0])
+    monkeypatch.setattr(status_module, "WAIT_SECONDS", 0)
+    go_on = threading.Event()
+    counts = []
+
+    def count(served: Any) -> tuple[int, int]:
+        assert go_on.wait(30)
+        counts.append(served.entry.name)
+        now[0] += 60
+        return 1, 1
+
+    monkeypatch.setattr(status_module, "_users_and_facts", count)
+
+    async def main() -> list[Any]:
+        seen = [(await page.body())["stores"][0]["users"] for _ in range(2)]
+        go_on.set()
+        while (await page.body())["stores"][0]["users"] is None:
+            await asyncio.sleep(0)
+        now[0] += COUNT_SECONDS  # a minute of counting asks for more rest than that
+        seen.append((await page.body())["stores"][0]["users"])
+        return seen
+
+    assert asyncio.run(main()) == [None, None, 1]
+    assert counts == ["a"]
