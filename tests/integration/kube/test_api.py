@@ -254,7 +254,8 @@ def test_fields_are_explained(kubectl: Kubectl, path: str, words: str) -> None:
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.name)
 def test_an_example_is_accepted(kubectl: Kubectl, file: Path) -> None:
-    kubectl("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", str(file))
+    for way in ((), ("--server-side",)):
+        kubectl("apply", *way, "--dry-run=server", "--validate=strict", "-f", str(file))
 
 
 def test_there_are_examples() -> None:
