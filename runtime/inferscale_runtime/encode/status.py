@@ -7,6 +7,7 @@ names a user.
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import threading
 import time
@@ -175,8 +176,11 @@ class StatusServer:
             def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
                 """A probe each few seconds is no news."""
 
+        class Server(ThreadingHTTPServer):
+            address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
         try:
-            self._server = ThreadingHTTPServer((host, port), Handler)
+            self._server = Server((host, port), Handler)
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise ConfigError(

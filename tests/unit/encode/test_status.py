@@ -81,6 +81,18 @@ def test_metrics() -> None:
         assert f"\n{line}\n" in text, line
 
 
+@pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")
+def test_ipv6() -> None:
+    try:
+        server = StatusServer(EncodeStatus(), "::1", 0)
+    except ConfigError:
+        pytest.skip("this machine has no IPv6 loopback")
+    try:
+        assert httpx.get(f"http://[::1]:{server.port}/inferscale/v1/status").status_code == 200
+    finally:
+        server.close()
+
+
 def test_a_port_in_use_is_named() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
