@@ -56,6 +56,7 @@ class Mem0Baseline:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._memory = None  # closes its files before they are removed
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def ask(self, client: ChatClient, ask: Ask) -> float:

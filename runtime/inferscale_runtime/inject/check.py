@@ -98,6 +98,8 @@ def choose_writer(
         fused = _prove(layers, rotary, layout, library)
     except NativeUnavailableError as error:
         return WriterChoice("portable", str(error), portable)
+    except Exception as error:  # of whatever kind: the portable writer needs nothing of this
+        return WriterChoice("portable", f"{type(error).__name__}: {error}", portable)
 
     def native(slab: torch.Tensor) -> Writer:
         return FastWriter(slab, layout.heads, rotary, library, fused)

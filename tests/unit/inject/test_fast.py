@@ -235,6 +235,15 @@ def test_portable_for_unknown_layouts(change: Any, reason: str) -> None:
     assert reason in choice.reason
 
 
+def test_portable_when_the_proof_fails_in_any_way() -> None:
+    class Silent(Rotary):
+        def __call__(self, positions: torch.Tensor, keys: torch.Tensor, _: None) -> Any:
+            raise RuntimeError("no kernel")
+
+    choice = choose_writer("auto", targets(NUM_HEADS), Silent(HEAD_DIM), layout())
+    assert (choice.name, choice.reason) == ("portable", "RuntimeError: no kernel")
+
+
 def test_portable_for_other_element_types() -> None:
     choice = choose_writer("auto", targets(NUM_HEADS), Rotary(HEAD_DIM), layout(torch.bfloat16))
     assert "float32 only" in choice.reason
