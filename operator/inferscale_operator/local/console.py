@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime
 from typing import TextIO
 
@@ -86,7 +86,7 @@ class Console:
         self._logs = logs
         self._quiet = quiet
         self._clock = clock
-        self._shown: dict[tuple[str, str, str], dict[str, tuple[str, str, str]]] = {}
+        self._shown: dict[tuple[str, str, str], dict[str, str]] = {}
 
     def say(self, text: str) -> None:
         """A line with the time."""
@@ -110,17 +110,11 @@ class Console:
         """Prints the conditions that changed since they were printed last."""
         metadata = resource["metadata"]
         key = (resource["kind"], metadata["namespace"], metadata["name"])
-        before = self._shown.get(key, {})
-        now = {
-            item["type"]: (item["status"], item["reason"], item.get("message", ""))
-            for item in (resource.get("status") or {}).get("conditions") or []
-        }
-        for line in _changes(before, now):
-            text = f"{resource['kind']}/{metadata['name']}  {line}"
-            if line.startswith("Ready="):
-                self.say(text)
-            else:
-                self.detail(text)
+        before, now = self._shown.get(key, {}), _condition_texts(resource)
+        for name, text in now.items():
+            if text != before.get(name):
+                say = self.say if name == "Ready" else self.detail
+                say(f"{resource['kind']}/{metadata['name']}  {name}={text}")
         self._shown[key] = now
 
     def gone(self, resource: Manifest) -> None:
@@ -136,12 +130,17 @@ class Console:
             return  # the reader has gone; the pods are what matters
 
 
-def _changes(
-    before: dict[str, tuple[str, str, str]], now: dict[str, tuple[str, str, str]]
-) -> Iterator[str]:
-    for name, (status, reason, message) in now.items():
-        if before.get(name) != (status, reason, message):
-            yield f"{name}={status} {reason}" + (f": {message}" if message else "")
+def _condition_texts(resource: Manifest) -> dict[str, str]:
+    conditions = (resource.get("status") or {}).get("conditions") or []
+    texts = {}
+    for item in conditions:
+        message = item.get("message", "")
+        # Ready repeats the first condition that does not hold.
+        others = {other.get("message", "") for other in conditions if other is not item}
+        said = item["type"] == "Ready" and message in others
+        tail = f": {message}" if message and not said else ""
+        texts[item["type"]] = f"{item['status']} {item['reason']}{tail}"
+    return texts
 
 
 def readiness_note(user: str | None) -> str:

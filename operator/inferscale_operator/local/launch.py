@@ -126,15 +126,17 @@ def prepare(
     words = [*(container.get("command") or ()), *(container.get("args") or ())]
     if not container.get("command"):
         raise StartError(f'container "{container["name"]}" names no command; images are not run')
-    command = [rewrite(expand(word, variables), mounts) for word in program(words)]
+    words = [rewrite(expand(word, variables), mounts) for word in words]
     folder = own / "work"
     folder.mkdir(parents=True, exist_ok=True)
+    # What is a path of this machine already must not be rewritten: it may lie below a mount path.
+    wanted = container.get("workingDir")
     environment = {name: rewrite(value, mounts) for name, value in variables.items()}
     return Prepared(
-        command=tuple(local_arguments(command)),
+        command=tuple(program(local_arguments(words))),
         environment={**host, **environment},
         mounts=mounts,
-        folder=rewrite(container.get("workingDir") or str(folder), mounts),
+        folder=rewrite(wanted, mounts) if wanted else str(folder),
     )
 
 
@@ -195,7 +197,7 @@ class LocalContainer:
 
     async def _run(self, words: Sequence[str], timeout: float | None) -> bool:
         # Commands of probes and hooks are not expanded: Kubernetes does not do it either.
-        command = [rewrite(word, self._prepared.mounts) for word in program(words)]
+        command = program([rewrite(word, self._prepared.mounts) for word in words])
         environment = dict(self._prepared.environment)
         folder = Path(self._prepared.folder)
         try:

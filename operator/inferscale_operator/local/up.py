@@ -6,14 +6,11 @@ One event loop holds everything: the reconcilers, the controllers, the executor 
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from inferscale_operator.cluster.cache import ChildCache, OwnerKey
 from inferscale_operator.desired.defaults import Defaults
@@ -31,19 +28,20 @@ from inferscale_operator.handlers.events import Router
 from inferscale_operator.handlers.hearing import Hearing
 from inferscale_operator.handlers.queue import WorkQueue
 from inferscale_operator.handlers.reconciler import Reconciler
-from inferscale_operator.local.console import ANY_USER, Console, curl_line, readiness_note, user_of
+from inferscale_operator.local.asking import Announcer
+from inferscale_operator.local.console import Console
 from inferscale_operator.local.controllers import ClaimBinder, DeploymentController, JobController
 from inferscale_operator.local.data_folder import DataFolder
-from inferscale_operator.local.documents import DocumentError, existing_claims, moved_store
-from inferscale_operator.local.documents import read_documents as read_texts
+from inferscale_operator.local.documents import DocumentError, moved_store
 from inferscale_operator.local.executor import Executor
+from inferscale_operator.local.files import ManifestFiles
 from inferscale_operator.local.launch import Launcher
 from inferscale_operator.local.memory_cluster import Change, MemoryCluster
 from inferscale_operator.local.pod_status import PORTS_ANNOTATION
 from inferscale_operator.local.probes import http_get
 from inferscale_operator.local.service_proxy import ServiceProxy
 from inferscale_operator.local.state_file import StateError, load_state, save_state
-from inferscale_operator.local.volumes import FOLDER_ANNOTATION, VolumeFolders, memory_folder
+from inferscale_operator.local.volumes import VolumeFolders, memory_folder
 from inferscale_operator.planner import memorystore, personalizedmodel
 from inferscale_runtime.budget import ConfigError
 
@@ -126,6 +124,7 @@ class Up:
         self._settings = settings
         self._console = console
         self._folder = DataFolder(settings.data)
+        self._files = ManifestFiles(settings.files, settings.volumes)
         self._cluster = MemoryCluster(ask=ask_local_pod)
         self._cache = ChildCache()
         self._queue = WorkQueue()
@@ -144,7 +143,7 @@ class Up:
         self._dirty = asyncio.Event()
         self._unsaved = False
         self._proxies: dict[tuple[str, str], tuple[ServiceProxy, int]] = {}
-        self._announced: set[tuple[str, str]] = set()
+        self._announcer = Announcer(self._cluster, console, self._folder.path / "keys")
         self._left_over: set[str] = set()
 
     # --- from outside ---------------------------------------------------------------------------
@@ -164,7 +163,7 @@ class Up:
             DocumentError: The files are not fit to be run.
             ConfigError: The data folder or a port cannot be used.
         """
-        documents = self._read()
+        documents = self._files.read()
         self._folder.lock()
         try:
             self._load()
@@ -178,27 +177,6 @@ class Up:
             self._folder.unlock()
 
     # --- begin ----------------------------------------------------------------------------------
-
-    def _read(self) -> list[Manifest]:
-        texts = {}
-        for file in self._settings.files:
-            try:
-                texts[str(file)] = file.read_text()
-            except (OSError, UnicodeDecodeError) as error:
-                reason = getattr(error, "strerror", None) or "not a text in UTF-8"
-                raise DocumentError([f"{file}: {reason}; name a file with manifests"]) from None
-        documents = read_texts(texts)
-        claims = self._settings.volumes
-        problems = [
-            f"{document['kind']}/{document['metadata']['name']}: {path} '{name}': there is no such "
-            f"claim on this machine; give it a folder with --volume {name}=FOLDER"
-            for document in documents
-            for path, name in existing_claims(document)
-            if name not in claims
-        ]
-        if problems:
-            raise DocumentError(problems)
-        return documents
 
     def _load(self) -> None:
         try:
@@ -240,15 +218,9 @@ class Up:
         if problems:
             raise DocumentError(problems)
         await self._open_ports(documents)
-        namespaces = {document["metadata"]["namespace"] for document in documents}
-        claims = [
-            _claim(namespace, name, folder)
-            for namespace in sorted(namespaces)
-            for name, folder in self._settings.volumes.items()
-        ]
-        for manifest in (*claims, *documents):
+        for manifest in documents:
             await self._cluster.apply(manifest, manager=MANAGER)
-        await self._look_after_the_rest([*claims, *documents])
+        await self._look_after_the_rest(documents)
 
     async def _open_ports(self, documents: Sequence[Manifest]) -> None:
         models = [item for item in documents if item["kind"] == PERSONALIZED_MODEL.kind]
@@ -309,7 +281,8 @@ class Up:
             await self._deployments.sync()
             await self._claims.sync()
             await self._executor.sync()
-            await self._announce()
+            ports = {key: port for key, (_, port) in self._proxies.items()}
+            await self._announcer.sync(ports)
             self._save()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_SECONDS):
@@ -317,31 +290,20 @@ class Up:
             await asyncio.sleep(QUIET_SECONDS)
 
     async def _follow_files(self) -> None:
-        seen = self._signature()
+        seen = self._files.signature()
         while True:
             await asyncio.sleep(FILE_SECONDS)
-            now = self._signature()
+            now = self._files.signature()
             if now == seen:
                 continue
             seen = now
             try:
-                await self._apply(self._read())
+                await self._apply(self._files.read())
                 self._console.say("the files have changed and are applied")
             except (DocumentError, ConfigError) as error:
                 self._console.say("the files have changed and cannot be applied:")
                 for line in str(error).splitlines():
                     self._console.plain(f"  {line}")
-
-    def _signature(self) -> list[tuple[int, int, int] | None]:
-        found: list[tuple[int, int, int] | None] = []
-        for file in self._settings.files:
-            try:
-                stat = os.stat(file)
-            except OSError:
-                found.append(None)
-            else:
-                found.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
-        return found
 
     def _changed(self, change: Change) -> None:
         """Every change of every object."""
@@ -365,55 +327,6 @@ class Up:
                 if key[1] == manifest["metadata"].get("namespace"):
                     self._queue.add(key)
 
-    async def _announce(self) -> None:
-        """Says how to ask a model that has become ready."""
-        for model in await self._cluster.list(PERSONALIZED_MODEL):
-            key = (model["metadata"]["namespace"], model["metadata"]["name"])
-            if not _is_ready(model) or key not in self._proxies:
-                self._announced.discard(key)
-            elif key not in self._announced:
-                self._announced.add(key)
-                await self._say_how_to_ask(model, self._proxies[key][1])
-
-    async def _say_how_to_ask(self, model: Manifest, port: int) -> None:
-        namespace, name = model["metadata"]["namespace"], model["metadata"]["name"]
-        stores = [item["name"] for item in model["spec"]["memoryStores"]]
-        user, store = None, None
-        for candidate in stores:
-            user = await self._user_of_store(namespace, candidate)
-            if user is not None:
-                store = candidate if len(stores) > 1 else None
-                break
-        key_file = await self._key_file(model)
-        self._console.say(f"PersonalizedModel/{name} answers{readiness_note(user)}:")
-        self._console.plain(
-            curl_line(name, port, ANY_USER if user is None else user, store, key_file)
-        )
-
-    async def _user_of_store(self, namespace: str, name: str) -> str | None:
-        store = await self._cluster.get(MEMORY_STORE, namespace, name)
-        source = ((store or {}).get("spec") or {}).get("source", {}).get("configMap")
-        if not source:
-            return None
-        live = await self._cluster.get(CONFIG_MAP, namespace, source["name"])
-        return user_of(live, source.get("key"))
-
-    async def _key_file(self, model: Manifest) -> str | None:
-        """The API key in a file for the user alone, so that it need not be printed."""
-        auth = model["spec"].get("auth") or {}
-        if auth.get("mode") != "apiKey":
-            return None
-        namespace, name = model["metadata"]["namespace"], model["metadata"]["name"]
-        secret = (auth.get("secretRef") or {}).get("name") or f"{name}-api-key"
-        live = await self._cluster.get(SECRET, namespace, secret)
-        value = ((live or {}).get("data") or {}).get("api-key", "")
-        folder = self._folder.path / "keys" / namespace
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path = folder / name
-        path.touch(mode=0o600)
-        path.write_bytes(base64.b64decode(value))
-        return str(path)
-
     def _save(self) -> None:
         if self._unsaved:
             self._unsaved = False
@@ -433,24 +346,6 @@ class Up:
         self._console.detail("stopped; the same command goes on from here")
 
 
-def _claim(namespace: str, name: str, folder: Path) -> Manifest:
-    return {
-        "apiVersion": CLAIM.api_version,
-        "kind": CLAIM.kind,
-        "metadata": {
-            "name": name,
-            "namespace": namespace,
-            "annotations": {FOLDER_ANNOTATION: str(folder.absolute())},
-        },
-        "spec": {"accessModes": ["ReadWriteMany"], "volumeMode": "Filesystem"},
-    }
-
-
 def _identity(manifest: Manifest) -> tuple[str, str, str]:
     metadata = manifest["metadata"]
     return (manifest["kind"], metadata.get("namespace", ""), metadata["name"])
-
-
-def _is_ready(resource: Manifest) -> bool:
-    conditions: list[Any] = (resource.get("status") or {}).get("conditions") or []
-    return any(item["type"] == "Ready" and item["status"] == "True" for item in conditions)
