@@ -19,11 +19,12 @@ test: check ## Run the checks, then the unit tests, then the integration tests
 	sh .ci/pytest.sh $(BIN)/python tests/unit
 	sh .ci/pytest.sh $(BIN)/python tests/integration
 
-check: $(STAMP) ## Lint, formatting, types and import rules
+check: $(STAMP) ## Lint, formatting, types, import rules and generated files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m inferscale_operator.api.crdgen --check
 
 $(STAMP): pyproject.toml .ci/install.sh
 	@sh .ci/install.sh $(PYTHON) $(VENV) $(PINS)

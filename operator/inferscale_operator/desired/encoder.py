@@ -88,7 +88,7 @@ def build_encode_run(
         owner,
         run_name(owner, input_digest),
         COMPONENT,
-        {"data": {FILE: config_text(encode_config(spec))}},
+        {"data": {FILE: config_text(encode_config(owner["metadata"]["name"], spec))}},
         input=input_digest,
     )
     return [config, _encode_job(owner, spec, defaults, input_digest, attempt)]
@@ -110,7 +110,7 @@ def _encode_job(
     container = pod.container(
         "encode",
         ["inferscale", "encode"],
-        _encode_arguments(spec),
+        _encode_arguments(owner["metadata"]["name"], spec),
         scheduling=spec.job,
         defaults=defaults,
         body={
@@ -155,11 +155,11 @@ def _encode_job(
     )
 
 
-def _encode_arguments(spec: MemoryStoreSpec) -> list[str]:
+def _encode_arguments(name: str, spec: MemoryStoreSpec) -> list[str]:
     arguments = ["--config", paths.CONFIG_FILE, *pod.model_arguments(spec.model)]
     if spec.model.max_model_len is not None:
         arguments += ["--max-model-len", str(spec.model.max_model_len)]
-    arguments += ["--store", pod.literal(store_url(spec, paths.STORE))]
+    arguments += ["--store", pod.literal(store_url(name, spec, paths.STORE))]
     arguments += ["--input", pod.literal(_input(spec.source))]
     if spec.source.http is not None and spec.source.http.authorization_secret_ref is not None:
         arguments += ["--input-authorization-file", paths.AUTHORIZATION_FILE]
@@ -235,10 +235,11 @@ def build_erase_job(owner: naming.Owner, spec: MemoryStoreSpec, defaults: Defaul
     mounts = pod.Mounts()
     _add_store(mounts, owner, spec)
     mounts.add_empty("tmp", paths.TEMPORARY)
+    place = store_url(owner["metadata"]["name"], spec, paths.STORE)
     container = pod.container(
         "erase",
         ["inferscale", "store"],
-        ["erase", pod.literal(store_url(spec, paths.STORE)), "--yes", "--json", paths.REPORT],
+        ["erase", pod.literal(place), "--yes", "--json", paths.REPORT],
         scheduling=spec.job,
         defaults=defaults,
         body={

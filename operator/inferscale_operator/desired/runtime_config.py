@@ -26,11 +26,12 @@ FILE = "config.json"
 """Key of the ConfigMap, and name of the file."""
 
 
-def encode_config(spec: MemoryStoreSpec) -> Manifest:
+def encode_config(name: str, spec: MemoryStoreSpec) -> Manifest:
     """Settings of an encoding job.
 
     Args:
-        spec: Of the MemoryStore.
+        name: Of the MemoryStore.
+        spec: Its spec.
 
     Raises:
         ConfigError: When a size is too small; names field, value and mend.
@@ -39,7 +40,7 @@ def encode_config(spec: MemoryStoreSpec) -> Manifest:
     quota = spec.quota
     return _dump(
         RuntimeConfig(
-            store=store_url(spec, STORE),
+            store=store_url(name, spec, STORE),
             prompt=_prompt(spec),
             encoding=EncodingConfig(policy=spec.encoding.policy, embedder=spec.encoding.embedder),
             retrieval=RetrievalConfig(embedder_api_key_file=EMBEDDER_KEY_FILE if key else ""),
@@ -75,7 +76,7 @@ def serve_config(spec: PersonalizedModelSpec, stores: Sequence[StoreView]) -> Ma
             stores=tuple(
                 StoreEntry(
                     name=store.name,
-                    url=store_url(store.spec, f"{SERVER_STORES}/{store.name}"),
+                    url=store_url(store.name, store.spec, f"{SERVER_STORES}/{store.name}"),
                     expected_fingerprint=store.fingerprint or None,
                 )
                 for store in stores

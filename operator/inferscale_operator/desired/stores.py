@@ -36,9 +36,16 @@ def store_claim(name: str, spec: MemoryStoreSpec) -> str | None:
     return given or f"{name}-store"
 
 
-def store_url(spec: MemoryStoreSpec, mount_path: str) -> str:
-    """What the runtime is told to open: the S3 URL, or the folder of the mounted claim."""
-    return spec.storage.s3.url if spec.storage.s3 is not None else mount_path
+def store_url(name: str, spec: MemoryStoreSpec, mount_path: str) -> str:
+    """What the runtime is told to open: the S3 URL, or a folder of the mounted claim.
+
+    An existing claim may hold other things, and other stores: each has a folder of its own there.
+    It is not mounted by ``subPath``, whose folders belong to root.
+    """
+    if spec.storage.s3 is not None:
+        return spec.storage.s3.url
+    given = spec.storage.pvc is not None and spec.storage.pvc.claim_name is not None
+    return f"{mount_path}/{name}" if given else mount_path
 
 
 def s3_conflict(places: Sequence[tuple[str, S3Location | None]]) -> str | None:

@@ -120,3 +120,13 @@ def _mismatch(
         )
         return Draft("Compatible", False, "TensorParallelSize", message, warning=True)
     return None
+
+
+def count_facts(spec: PersonalizedModelSpec, observed: Observed) -> Manifest:
+    """``status.facts``: sums over the stores that exist."""
+    sums = dict.fromkeys(("users", "total", "encoded"), 0)
+    for ref in spec.memory_stores:
+        live = observed.references.get((MEMORY_STORE.kind, ref.name), {})
+        facts = live.get("status", {}).get("facts", {})
+        sums = {name: value + int(facts.get(name, 0)) for name, value in sums.items()}
+    return {**sums, "summary": f"{sums['encoded']}/{sums['total']}"}

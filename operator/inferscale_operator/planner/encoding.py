@@ -8,15 +8,25 @@ of attempts; ``status`` only keeps what the last complete run found.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from inferscale_operator.api.base import Model
 from inferscale_operator.api.memorystore import MemoryStoreSpec
 from inferscale_operator.desired.encoder import build_encode_run
 from inferscale_operator.desired.kinds import CONFIG_MAP, JOB, Manifest
-from inferscale_operator.desired.naming import ATTEMPT, INPUT, digest
-from inferscale_operator.planner.conditions import Draft, parse_timestamp, timestamp
+from inferscale_operator.desired.naming import INPUT, digest
+from inferscale_operator.planner.conditions import Draft, timestamp
+from inferscale_operator.planner.jobs import (
+    attempt_of,
+    failure_message,
+    finished_at,
+    has_condition,
+    input_of,
+    is_deleting,
+    is_finished,
+    job_ref,
+)
 from inferscale_operator.planner.plan import Defaults, EventRecord, Observed, Ref
 from inferscale_operator.planner.pods import BAD_INPUT_EXIT, ended, first_trouble, last_line, report
 from inferscale_operator.planner.requirements import encoder_requirements, first_missing
@@ -130,24 +140,24 @@ class _Decision:
             return self._complete()
         job_part = digest([encoded, self.spec.job.model_dump(mode="json")], HALF)
         wanted = job_part + source
-        mine = [job for job in self.jobs if _input(job) == wanted and not _deleting(job)]
+        mine = [job for job in self.jobs if input_of(job) == wanted and not is_deleting(job)]
         others = [job for job in self.jobs if job not in mine]
-        busy = [job for job in others if _deleting(job) or not _finished(job)]
+        busy = [job for job in others if is_deleting(job) or not is_finished(job)]
         if busy:
             return self._make_room(busy, job_part, usable)
-        unread = [job for job in others if _has_condition(job, "Complete")]
-        unread = [job for job in unread if _input(job)[:HALF] == job_part]
-        unread = [job for job in unread if done != encoded + _input(job)[HALF:]]
+        unread = [job for job in others if has_condition(job, "Complete")]
+        unread = [job for job in unread if input_of(job)[:HALF] == job_part]
+        unread = [job for job in unread if done != encoded + input_of(job)[HALF:]]
         if unread and not usable:
             # The source moved on while this job ran: what it encoded is of use until the next ends.
-            return self._record(unread[0], encoded + _input(unread[0])[HALF:], usable, ())
+            return self._record(unread[0], encoded + input_of(unread[0])[HALF:], usable, ())
         if not mine:
             return self._start(wanted, 0, usable, others)
-        job = max(mine, key=_attempt)
-        stale = tuple(_ref(item) for item in self.jobs if item is not job)
-        if _has_condition(job, "Complete"):
+        job = max(mine, key=attempt_of)
+        stale = tuple(job_ref(item) for item in self.jobs if item is not job)
+        if has_condition(job, "Complete"):
             return self._record(job, encoded + source, usable, stale)
-        if _has_condition(job, "Failed"):
+        if has_condition(job, "Failed"):
             return self._failed(job, wanted, usable)
         return self._under_way(job, usable)
 
@@ -159,8 +169,7 @@ class _Decision:
         return Run(
             Draft("Encoded", True, "EncodingComplete", message),
             usable=True,
-            delete=tuple(_ref(job) for job in old if not _deleting(job))
-            + self._old_configs(newest),
+            delete=tuple(job_ref(job) for job in old if not is_deleting(job)) + self._old_configs(),
         )
 
     def _waiting(self, reason: str, message: str, usable: bool, *, warning: bool = False) -> Run:
@@ -168,14 +177,14 @@ class _Decision:
 
     def _make_room(self, busy: list[Manifest], job_part: str, usable: bool) -> Run:
         """Two jobs must not write one store. One for an older source version may end first."""
-        wrong = [job for job in busy if _input(job)[:HALF] != job_part and not _deleting(job)]
+        wrong = [job for job in busy if input_of(job)[:HALF] != job_part and not is_deleting(job)]
         message = "the job for the former spec is being stopped"
-        if not wrong and not any(_deleting(job) for job in busy):
+        if not wrong and not any(is_deleting(job) for job in busy):
             return self._under_way(busy[0], usable)
         return Run(
             Draft("Encoded", False, "Replacing", message),
             usable,
-            delete=tuple(_ref(job) for job in wrong),
+            delete=tuple(job_ref(job) for job in wrong),
             requeue_seconds=5.0,
         )
 
@@ -193,22 +202,26 @@ class _Decision:
             Draft("Encoded", False, reason, f"job '{name}' is started"),
             usable,
             create=tuple(made),
-            delete=tuple(_ref(job) for job in finished)
-            + tuple(ref for ref in self._old_configs(None) if ref.name not in keep),
+            delete=tuple(job_ref(job) for job in finished)
+            + tuple(ref for ref in self._old_configs() if ref.name not in keep),
             status={"job": {"name": name, "input": wanted, "attempt": attempt, "lastError": ""}},
             requeue_seconds=POLL_SECONDS,
         )
 
-    def _old_configs(self, job_name: str | None) -> tuple[Ref, ...]:
-        """Configs of runs that no kept Job uses."""
-        kept = next((_input(j) for j in self.jobs if j["metadata"]["name"] == job_name), None)
+    def _old_configs(self) -> tuple[Ref, ...]:
+        """Configs of runs; a finished run needs none."""
         return tuple(
             Ref(CONFIG_MAP, item["metadata"]["name"], item["metadata"]["uid"])
             for item in self.observed.of_kind(CONFIG_MAP)
-            if INPUT in item["metadata"]["labels"]
-            and item["metadata"]["labels"][INPUT] != kept
-            and not _deleting(item)
+            if INPUT in item["metadata"]["labels"] and not is_deleting(item)
         )
+
+    def _config(self, job: Manifest) -> tuple[Manifest, ...]:
+        """The config of a job under way; someone may have deleted it before its pod started."""
+        run = build_encode_run(
+            self.resource, self.spec, self.defaults, input_of(job), attempt_of(job)
+        )
+        return tuple(item for item in run if item["kind"] == CONFIG_MAP.kind)
 
     def _pods(self, job: Manifest) -> list[Manifest]:
         name = job["metadata"]["name"]
@@ -225,7 +238,7 @@ class _Decision:
             image = f"spec.job.image '{found.image}': " if found.image else ""
             message = f"{image}{found.message}; mend spec.job or the cluster"
             condition = Draft("Encoded", False, found.reason, message, warning=True)
-            return Run(condition, usable, requeue_seconds=POLL_SECONDS)
+            return Run(condition, usable, self._config(job), requeue_seconds=POLL_SECONDS)
         reports = [self.observed.reports.get(pod["metadata"]["name"], {}) for pod in pods]
         total = sum(_int(item.get("facts")) for item in reports)
         left = sum(
@@ -248,6 +261,7 @@ class _Decision:
         return Run(
             Draft("Encoded", False, reason, message),
             usable,
+            create=self._config(job),
             status=status,
             requeue_seconds=POLL_SECONDS,
         )
@@ -264,7 +278,7 @@ class _Decision:
         fingerprints = {str(item.get("fingerprint", "")) for item in reports}
         if len(reports) < wanted:
             # Pods were cleaned away before they were read. A run with nothing to do is quick.
-            return self._start(_input(job), _attempt(job) + 1, usable, [*self.jobs])
+            return self._start(input_of(job), attempt_of(job) + 1, usable, [*self.jobs])
         if len(fingerprints) != 1:
             message = "the pods of one job reported different fingerprints; pin spec.model.revision"
             return self._waiting("FingerprintsDiffer", message, usable, warning=True)
@@ -280,12 +294,12 @@ class _Decision:
             "encodedInput": done,
             "encodedModel": model_key(self.spec.model),
             "storeBytes": sum(_int(item.get("store_bytes")) for item in reports),
-            "lastSyncTime": timestamp(_finished_at(job) or self.observed.now),
+            "lastSyncTime": timestamp(finished_at(job) or self.observed.now),
             "job": {
                 "name": job["metadata"]["name"],
-                "input": _input(job),
-                "attempt": _attempt(job),
-                "finishedAt": timestamp(_finished_at(job) or self.observed.now),
+                "input": input_of(job),
+                "attempt": attempt_of(job),
+                "finishedAt": timestamp(finished_at(job) or self.observed.now),
                 "exitCode": 0,
                 "lastError": "",
             },
@@ -304,7 +318,7 @@ class _Decision:
         return Run(
             Draft("Encoded", True, "EncodingComplete", message),
             usable=True,
-            delete=stale + self._old_configs(job["metadata"]["name"]),
+            delete=stale + self._old_configs(),
             status=status,
             requeue_seconds=1.0,
         )
@@ -313,18 +327,20 @@ class _Decision:
         """Retries with backoff, and not for ever; what a person has to mend is not retried."""
         exit_code, text = self._failure(job)
         bad_input = exit_code == BAD_INPUT_EXIT
-        attempt = _attempt(job)
+        attempt = attempt_of(job)
         status = {
             "job": {
                 "name": job["metadata"]["name"],
                 "input": wanted,
                 "attempt": attempt,
-                "finishedAt": timestamp(_finished_at(job) or self.observed.now),
+                "finishedAt": timestamp(finished_at(job) or self.observed.now),
                 "exitCode": exit_code,
                 "lastError": text[:4096],
             }
         }
-        old = tuple(_ref(item) for item in self.jobs if item is not job and not _deleting(item))
+        old = tuple(
+            job_ref(item) for item in self.jobs if item is not job and not is_deleting(item)
+        )
         if bad_input or attempt >= self.spec.job.backoff_limit:
             reason = "BadInput" if bad_input else "EncodingFailed"
             message = f"{text}; nothing is tried again until the spec or the source changes"
@@ -335,7 +351,7 @@ class _Decision:
                 status=status,
             )
         wait = timedelta(seconds=min(FIRST_RETRY_SECONDS * 2**attempt, LONGEST_RETRY_SECONDS))
-        due = (_finished_at(job) or self.observed.now) + wait
+        due = (finished_at(job) or self.observed.now) + wait
         if self.observed.now >= due:
             return self._start(wanted, attempt + 1, usable, [*self.jobs])
         message = f"attempt {attempt + 1} failed: {text}; the next one follows"
@@ -356,50 +372,7 @@ class _Decision:
         # What a person has to mend says most.
         ends.sort(key=lambda end: end.exit_code != BAD_INPUT_EXIT)
         text = next((last_line(end.message) for end in ends if end.message), "")
-        return (ends[0].exit_code if ends else -1), text or _failure_message(job)
-
-
-def _input(job: Manifest) -> str:
-    return str(job["metadata"]["labels"][INPUT])
-
-
-def _attempt(job: Manifest) -> int:
-    return int(job["metadata"]["labels"].get(ATTEMPT, 0))
-
-
-def _deleting(item: Manifest) -> bool:
-    return bool(item["metadata"].get("deletionTimestamp"))
-
-
-def _ref(job: Manifest) -> Ref:
-    return Ref(JOB, job["metadata"]["name"], job["metadata"]["uid"])
-
-
-def _conditions(job: Manifest) -> list[Manifest]:
-    found: list[Manifest] = job.get("status", {}).get("conditions", [])
-    return [item for item in found if item.get("status") == "True"]
-
-
-def _has_condition(job: Manifest, name: str) -> bool:
-    return any(item["type"] == name for item in _conditions(job))
-
-
-def _finished(job: Manifest) -> bool:
-    return _has_condition(job, "Complete") or _has_condition(job, "Failed")
-
-
-def _finished_at(job: Manifest) -> datetime | None:
-    for item in _conditions(job):
-        if item["type"] in ("Complete", "Failed") and item.get("lastTransitionTime"):
-            return parse_timestamp(item["lastTransitionTime"])
-    return None
-
-
-def _failure_message(job: Manifest) -> str:
-    for item in _conditions(job):
-        if item["type"] == "Failed":
-            return f"{item.get('reason', 'Failed')}: {item.get('message', '')}".strip(": ")
-    return "the job failed"
+        return (ends[0].exit_code if ends else -1), text or failure_message(job)
 
 
 def _int(value: object) -> int:

@@ -18,6 +18,7 @@ from inferscale_operator.planner.conditions import (
     merge_conditions,
     parse_timestamp,
 )
+from inferscale_operator.planner.jobs import has_condition, is_deleting, job_ref
 from inferscale_operator.planner.plan import Defaults, EventRecord, Observed, Plan, Ref
 from inferscale_operator.planner.pods import ended, last_line, report
 
@@ -39,10 +40,10 @@ def plan_deletion(
         return Plan()
     writers = [job for job in observed.of_kind(JOB) if INPUT in job["metadata"]["labels"]]
     eraser = observed.children.get((JOB.kind, f"{resource['metadata']['name']}-erase"))
-    stop = tuple(_ref(job) for job in writers if not _deleting(job))
+    stop = tuple(job_ref(job) for job in writers if not is_deleting(job))
     release = _release_reason(resource, spec, observed, writers, eraser)
     if release is not None:
-        done = (*stop, _ref(eraser)) if eraser is not None and not _deleting(eraser) else stop
+        done = (*stop, job_ref(eraser)) if eraser is not None and not is_deleting(eraser) else stop
         return Plan(finalizer=False, delete=done, events=(release,))
     started = parse_timestamp(resource["metadata"]["deletionTimestamp"])
     if observed.now >= started + timedelta(seconds=defaults.erase_timeout_seconds):
@@ -51,7 +52,7 @@ def plan_deletion(
             f"the bytes in '{place}' were not erased within {defaults.erase_timeout_seconds} s; "
             "run 'inferscale store erase' there"
         )
-        rest = (*stop, _ref(eraser)) if eraser is not None else stop
+        rest = (*stop, job_ref(eraser)) if eraser is not None else stop
         return Plan(
             finalizer=False,
             delete=rest,
@@ -62,9 +63,9 @@ def plan_deletion(
     if eraser is None:
         job = build_erase_job(resource, spec, defaults)
         return _wait(resource, observed, "the erase job is started", create=(job,))
-    if _state(eraser) == "Failed":
+    if has_condition(eraser, "Failed"):
         text = last_line(_termination_message(eraser, observed)) or "the erase job failed"
-        again = () if _deleting(eraser) else (_ref(eraser),)
+        again = () if is_deleting(eraser) else (job_ref(eraser),)
         return _wait(resource, observed, f"{text}; it is tried again", delete=again, warning=True)
     return _wait(resource, observed, "the erase job runs")
 
@@ -80,7 +81,7 @@ def _release_reason(
     place = resource.get("status", {}).get("location", "")
     if spec.retention.on_delete == "Retain":
         return EventRecord("Normal", "Retained", f"stored bytes stay in '{place}'")
-    if eraser is not None and _state(eraser) == "Complete":
+    if eraser is not None and has_condition(eraser, "Complete"):
         receipt = report(_termination_message(eraser, observed)) or {}
         figures = f"{receipt.get('files', '?')} files, {receipt.get('bytes', '?')} bytes"
         return EventRecord("Normal", "Erased", f"erased from '{place}': {figures}")
@@ -91,7 +92,7 @@ def _release_reason(
         name = spec.storage.pvc.claim_name if spec.storage.pvc is not None else None
         key = (CLAIM.kind, name or f"{resource['metadata']['name']}-store")
         claim = observed.children.get(key) or observed.references.get(key)
-        if claim is None or _deleting(claim) or observed.namespace_terminating:
+        if claim is None or is_deleting(claim) or observed.namespace_terminating:
             return EventRecord("Normal", "Erased", f"the bytes go with the claim '{key[1]}'")
     elif observed.namespace_terminating:
         message = f"no pod can start in a namespace that is being deleted; erase '{place}' by hand"
@@ -119,21 +120,6 @@ def _wait(
         status={**old, "observedGeneration": generation, "conditions": [*kept, *conditions]},
         requeue_seconds=RETRY_SECONDS,
     )
-
-
-def _deleting(item: Manifest) -> bool:
-    return bool(item["metadata"].get("deletionTimestamp"))
-
-
-def _ref(job: Manifest) -> Ref:
-    return Ref(JOB, job["metadata"]["name"], job["metadata"]["uid"])
-
-
-def _state(job: Manifest) -> str:
-    for item in job.get("status", {}).get("conditions", []):
-        if item.get("status") == "True" and item["type"] in ("Complete", "Failed"):
-            return str(item["type"])
-    return ""
 
 
 def _termination_message(job: Manifest, observed: Observed) -> str:

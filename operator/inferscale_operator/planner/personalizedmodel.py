@@ -27,7 +27,7 @@ from inferscale_operator.desired.server import (
     server_generation,
 )
 from inferscale_operator.desired.stores import StoreView
-from inferscale_operator.planner.compatibility import check_stores
+from inferscale_operator.planner.compatibility import check_stores, count_facts
 from inferscale_operator.planner.conditions import (
     Draft,
     merge_conditions,
@@ -260,6 +260,7 @@ class _Decision:
             "replicas": int((serving or {}).get("status", {}).get("replicas", 0) or 0),
             "readyReplicas": ready_replicas(serving),
             "selector": f"{GROUP}/owner-kind=PersonalizedModel,{GROUP}/owner={self.name}",
+            "facts": count_facts(self.spec, self.observed),
             "endpoint": f"http://{self.name}.{metadata['namespace']}.svc",
             "tier": f"dram {self.spec.tiers.dram}",
         }

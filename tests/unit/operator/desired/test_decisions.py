@@ -106,7 +106,7 @@ def test_where_facts_are_read(source: dict[str, Any], argument: str, volume: Any
     [
         ({"pvc": {}}, {"x-store"}, "x-store", "/store"),
         ({"pvc": {"size": "1Gi"}}, {"x-store"}, "x-store", "/store"),
-        ({"pvc": {"claimName": "own"}}, set(), "own", "/store"),
+        ({"pvc": {"claimName": "own"}}, set(), "own", "/store/x"),
         ({"s3": {"url": "s3://bucket/p"}}, set(), None, "s3://bucket/p"),
     ],
 )

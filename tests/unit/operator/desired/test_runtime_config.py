@@ -37,12 +37,13 @@ def _read(config: dict[str, Any]) -> RuntimeConfig:
 def test_a_job_reads_what_the_store_says() -> None:
     config = _read(
         encode_config(
+            "maya",
             _store(
                 prompt={"heading": "H", "factFormat": "<{text}>", "footer": "F"},
                 encoding={"policy": "turns:3", "embedder": ENDPOINT},
                 quota={"maxBytes": "1.5Gi", "maxFactsPerUser": 7},
                 retention={"maxAgeDays": 30},
-            )
+            ),
         )
     )
     assert config.store == "/store"
@@ -59,7 +60,7 @@ def test_a_job_reads_what_the_store_says() -> None:
 
 def test_object_storage_is_opened_by_its_url() -> None:
     storage = {"s3": {"url": "s3://bucket/prefix"}}
-    assert _read(encode_config(_store(storage=storage))).store == "s3://bucket/prefix"
+    assert _read(encode_config("maya", _store(storage=storage))).store == "s3://bucket/prefix"
     config = _read(serve_config(_model("a"), [_view("a", storage=storage)]))
     assert config.stores[0].url == "s3://bucket/prefix"
 
@@ -98,7 +99,7 @@ def test_only_what_the_spec_decides_is_written() -> None:
 
 
 def test_texts_of_other_languages_stay_readable() -> None:
-    text = config_text(encode_config(_store(prompt={"heading": "Über dich:\n"})))
+    text = config_text(encode_config("maya", _store(prompt={"heading": "Über dich:\n"})))
     assert "Über dich" in text
     assert json.loads(text)["prompt"]["heading"] == "Über dich:\n"
 
@@ -110,4 +111,4 @@ def test_a_size_that_is_too_small_is_named() -> None:
         serve_config(spec, [_view("a")])
     quota = _store().quota.model_copy(update={"max_bytes": "0"})
     with pytest.raises(ConfigError, match=r"spec\.quota\.maxBytes '0'"):
-        encode_config(_store().model_copy(update={"quota": quota}))
+        encode_config("maya", _store().model_copy(update={"quota": quota}))

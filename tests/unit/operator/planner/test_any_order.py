@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from planner_world import MODEL_SPEC, STORE_SPEC, World
 
@@ -72,7 +72,6 @@ def _report(job: dict[str, Any]) -> dict[str, Any]:
 EVENTS: list[Event] = [
     _edit_store(encoding={"policy": "none"}),
     _edit_store(encoding={"policy": "facts:5"}),
-    _edit_store(job={"nodeSelector": {"a": "b"}}),
     _edit_model(retrieval={"topK": 7}),
     _edit_model(serving={"replicas": 3}),
     _edit_model(serving={"engineArgs": ["--enforce-eager"]}),
@@ -85,8 +84,6 @@ EVENTS: list[Event] = [
     lambda world: world.roll_out_all(),
     lambda world: world.pass_time(30),
     lambda world: world.pods.clear(),
-    lambda world: world.step(*STORE) and None,
-    lambda world: world.step(*MODEL) and None,
     *(_remove(index) for index in range(4)),
     *(_bend(index) for index in range(4)),
 ]
@@ -139,12 +136,25 @@ def _final(world: World) -> dict[Any, Any]:
     return found
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(st.sampled_from(range(len(EVENTS))), max_size=25))
-def test_any_order_of_events_reaches_the_same_objects(order: list[int]) -> None:
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
+)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(range(len(EVENTS))), st.sampled_from(("", "s", "m", "sm", "ms"))),
+        min_size=6,
+        max_size=16,
+    )
+)
+def test_any_order_of_events_reaches_the_same_objects(order: list[tuple[int, str]]) -> None:
     world = _new_world(STORE_SPEC, MODEL_SPEC, {"facts.jsonl": "zero"})
-    for index in order:
+    for index, steps in order:
         EVENTS[index](world)
+        for step in steps:
+            world.step(*(STORE if step == "s" else MODEL))
     _come_to_rest(world)
     store, model = world.resources[STORE], world.resources[MODEL]
     fresh = _new_world(store["spec"], model["spec"], world.others["ConfigMap", "facts"]["data"])

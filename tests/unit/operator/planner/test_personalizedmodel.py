@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from planner_world import FINGERPRINT, MODEL_SPEC, STORE_SPEC, World
 
+from inferscale_operator.api.strict import find_problems
 from inferscale_operator.desired.naming import GENERATION
 
 STORE = ("MemoryStore", "maya")
@@ -62,6 +63,7 @@ def test_it_serves_when_the_store_is_encoded(world: World) -> None:
     assert [selected(world)] == deployments(world)
     status = world.resources[MODEL]["status"]
     assert status["replicas"] == status["readyReplicas"] == 1
+    assert status["facts"]["summary"] == "3/3"
     assert status["endpoint"] == "http://chat.team.svc"
 
 
@@ -338,3 +340,11 @@ def test_a_bent_service_in_a_rollout_goes_back_to_what_serves(world: World) -> N
     del world.children["chat", ("Service", "chat")]
     world.settle()
     assert selected(world) == old
+
+
+def test_statuses_are_what_the_schema_keeps(world: World) -> None:
+    serve(world)
+    world.edit(*MODEL, serving={"engineArgs": ["--a"]})
+    world.settle()
+    for resource in world.resources.values():
+        assert find_problems(resource) == []
