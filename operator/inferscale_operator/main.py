@@ -14,6 +14,7 @@ from typing import Any
 from kubernetes.aio.client.configuration import Configuration
 from prometheus_client import CollectorRegistry, disable_created_metrics
 
+from inferscale_operator import crds_command
 from inferscale_operator.acting import Acting
 from inferscale_operator.cluster.client import ApiCluster
 from inferscale_operator.cluster.errors import ClusterError
@@ -41,7 +42,9 @@ _log = logging.getLogger("inferscale_operator.main")
 
 
 def main() -> int:
-    """Runs the operator; the process's exit code."""
+    """Runs the operator, or ``crds``; the process's exit code."""
+    if sys.argv[1:2] == [crds_command.COMMAND]:
+        return crds_command.run(sys.argv[2:])
     try:
         settings = read_settings(sys.argv[1:], os.environ)
     except ValueError as error:
@@ -64,7 +67,7 @@ async def run(settings: Settings, plans: Mapping[str, PlanFunction]) -> int:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    disable_created_metrics()
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # it has no annotations
     metrics, health = OperatorMetrics(CollectorRegistry()), Health()
     try:
         configuration = await load_configuration(settings.kubeconfig, settings.context)
