@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -25,6 +26,14 @@ def smollm2() -> Path:
     from inferscale_runtime.demo.model import build_smollm2
 
     return build_smollm2(Path(ROOT) / "build" / "demo" / "model")
+
+
+@pytest.fixture
+def unused_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="session")

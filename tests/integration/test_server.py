@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +61,20 @@ def write_input(path: Path) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
+@dataclass
+class Served:
+    client: httpx.Client
+    process: subprocess.Popen[bytes]
+    log: Path
+
+
 @contextmanager
-def serve(model: Path, store: Path, dtype: str, log: Path) -> Iterator[httpx.Client]:
+def serve(model: Path, dtype: str, log: Path, *flags: str) -> Iterator[Served]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    arguments = ["serve", "--model", str(model), "--store", str(store), "--dtype", dtype]
-    arguments += ["--port", str(port), "--served-model-name", "smollm2", *SERVER_FLAGS]
+    arguments = ["serve", "--model", str(model), "--dtype", dtype, "--port", str(port)]
+    arguments += ["--served-model-name", "smollm2", *flags]
     with log.open("wb") as output:
         process = subprocess.Popen(
             command(*arguments), stdout=output, stderr=subprocess.STDOUT, env=ENVIRONMENT
@@ -85,7 +93,7 @@ def serve(model: Path, store: Path, dtype: str, log: Path) -> Iterator[httpx.Cli
                 time.sleep(0.5)
             # The ordinary process split: API server, engine and worker apart.
             assert "(EngineCore pid=" in log.read_text()
-            yield client
+            yield Served(client, process, log)
     finally:
         process.send_signal(signal.SIGTERM)
         try:
@@ -131,12 +139,25 @@ def flip_kv_bytes(store: Path, user: str) -> None:
 
 
 @pytest.fixture(scope="module")
+def later(store: Path) -> Path:
+    """Where the second store will be; a test makes it."""
+    return store.parent / "later"
+
+
+@pytest.fixture(scope="module")
 def client(
-    smollm2: Path, store: Path, tmp_path_factory: pytest.TempPathFactory
+    smollm2: Path, store: Path, later: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[httpx.Client]:
-    log = tmp_path_factory.mktemp("server") / "server.log"
-    with serve(smollm2, store, "float32", log) as opened:
-        yield opened
+    folder = tmp_path_factory.mktemp("server")
+    pin = Store.open(str(store)).fingerprints()[0]
+    stores = [
+        {"name": "main", "url": str(store)},
+        {"name": "later", "url": str(later), "expected_fingerprint": pin},
+    ]
+    (folder / "config.json").write_text(json.dumps({"stores": stores}))
+    flags = ["--config", str(folder / "config.json"), *SERVER_FLAGS]
+    with serve(smollm2, "float32", folder / "server.log", *flags) as opened:
+        yield opened.client
 
 
 def ask(client: httpx.Client, question: str, memory: dict[str, Any], **fields: Any) -> Any:
@@ -184,6 +205,70 @@ def metric(client: httpx.Client, name: str) -> float:
     text = client.get("/metrics").text
     found = re.findall(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
     return float(found[0]) if found else 0.0
+
+
+def wait_for_ready(client: httpx.Client) -> None:
+    deadline = time.monotonic() + 90
+    while True:
+        answer = client.get("/inferscale/v1/ready")
+        if answer.status_code == 200:
+            assert answer.json() == {"ready": True, "reason": None}
+            return
+        assert time.monotonic() < deadline, answer.text
+        time.sleep(0.2)
+
+
+def test_ready_when_the_pinned_store_is_there(
+    client: httpx.Client, store: Path, later: Path
+) -> None:
+    answer = client.get("/inferscale/v1/ready")
+    assert answer.status_code == 503
+    assert answer.json() == {"ready": False, "reason": "store 'later': store_unreadable"}
+    # The other store is served meanwhile.
+    memory = ask(client, "Hi", {"user": "twin-a", "k": 2}, max_tokens=1)["usage"]["memory"]
+    assert (memory["mode"], memory["store"]) == ("injected", "main")
+    requests = metric(client, 'inferscale_requests_total{mode="injected",reason=""}')
+    name = 'vllm:request_success_total{engine="0",finished_reason="length",model_name="smollm2"}'
+    finished = metric(client, name)
+    shutil.copytree(store, store.parent / "copy")
+    copy = Store.open(str(store.parent / "copy"))
+    for user in list(copy.users()):
+        if user not in ("exact", "twin-b"):
+            copy.remove_user(user)
+    (store.parent / "copy").rename(later)
+    wait_for_ready(client)
+    # A real request went through the engine and counts as nobody's.
+    assert metric(client, 'inferscale_requests_total{mode="injected",reason=""}') == requests
+    assert metric(client, name) == finished + 1
+    status = client.get("/inferscale/v1/status").json()
+    assert status["ready"] is True
+    assert [(each["name"], each["reason"]) for each in status["stores"]] == [
+        ("main", None),
+        ("later", None),
+    ]
+    assert status["stores"][1]["fingerprint"] == status["stores"][1]["expected_fingerprint"]
+    # What was preloaded is served out of memory at once.
+    memory = ask(client, "Hi", {"user": "exact", "k": 20, "store": "later"})["usage"]["memory"]
+    assert (memory["mode"], memory["tier"], memory["store"]) == ("injected", "dram", "later")
+
+
+def test_each_store_is_exact_and_apart(client: httpx.Client) -> None:
+    memory = {"user": "exact", "k": 100, "order": "stored"}
+    for name in ("main", "later", "main"):
+        injected = ask(client, QUESTIONS[1], {**memory, "store": name})
+        text = ask(client, QUESTIONS[1], {**memory, "store": name, "mode": "text"})
+        assert injected["usage"]["memory"]["mode"] == "injected"
+        assert injected["usage"]["memory"]["store"] == name
+        assert_equal_answers(injected, text)
+    assert ask(client, "Hi", {"user": "twin-a", "store": "later"})["usage"]["memory"]["mode"] == (
+        "none"
+    )
+    body = {"model": "smollm2", "messages": [{"role": "user", "content": "Hi"}]}
+    answer = client.post(
+        "/v1/chat/completions", json={**body, "memory": {"user": "exact", "store": "nope"}}
+    )
+    assert answer.status_code == 404
+    assert "main, later" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
@@ -332,9 +417,35 @@ def test_too_long_prompt_is_refused_and_releases(client: httpx.Client) -> None:
     assert metric(client, "inferscale_dram_arena_pinned_bytes") == pinned
 
 
-def test_other_fingerprint_is_served_as_text(smollm2: Path, store: Path, tmp_path: Path) -> None:
-    with serve(smollm2, store, "bfloat16", tmp_path / "server.log") as other:
-        answer = ask(other, "Hi", {"user": "twin-a", "k": 2}, max_tokens=2)
-    memory = answer["usage"]["memory"]
-    assert (memory["mode"], memory["reason"]) == ("text", "fingerprint_mismatch")
-    assert memory["facts"] == 2
+def test_other_fingerprint_goes_as_text_and_sigterm_cuts_no_answer(
+    smollm2: Path, store: Path, tmp_path: Path
+) -> None:
+    flags = ["--store", str(store), *SERVER_FLAGS, "--shutdown-timeout", "60"]
+    with serve(smollm2, "bfloat16", tmp_path / "server.log", *flags) as served:
+        client = served.client
+        answer = ask(client, "Hi", {"user": "twin-a", "k": 2}, max_tokens=2)
+        memory = answer["usage"]["memory"]
+        assert (memory["mode"], memory["reason"]) == ("text", "fingerprint_mismatch")
+        assert memory["facts"] == 2
+        ready = client.get("/inferscale/v1/ready")
+        assert ready.status_code == 503
+        assert ready.json()["reason"] == "store 'default': fingerprint_mismatch"
+        body = {
+            "model": "smollm2",
+            "messages": [{"role": "user", "content": "Tell me a long story."}],
+            "max_tokens": 150,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "memory": {"user": "twin-a", "k": 2},
+        }
+        with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            lines = response.iter_lines()
+            next(line for line in lines if '"content":"' in line)
+            served.process.send_signal(signal.SIGTERM)
+            rest = [line for line in lines if line.startswith("data: ")]
+        assert rest[-1] == "data: [DONE]"
+        chunks = [json.loads(line[6:]) for line in rest[:-1]]
+        assert [c["usage"]["completion_tokens"] for c in chunks if c.get("usage")][-1] == 150
+        assert [x["finish_reason"] for c in chunks for x in c["choices"]][-1] == "length"
+        served.process.wait(60)
