@@ -6,6 +6,7 @@ All of a step's loads run before the forward, on the current stream.
 from __future__ import annotations
 
 import ctypes
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from inferscale_runtime.connector.scheduler import InjectionMetadata, Load
 from inferscale_runtime.connector.support import attention_layers, rotary_module
 from inferscale_runtime.errors import ConfigError
 from inferscale_runtime.inject.check import SlabLayout, Writer, WriterChoice, choose_writer
-from inferscale_runtime.inject.writer import LayerTarget, Placement
+from inferscale_runtime.inject.writer import LayerTarget, Placement, slab_rows
 from inferscale_runtime.tiers.slab import load_shape, map_slab
 
 logger = init_logger("vllm.inferscale.worker")
@@ -89,7 +90,8 @@ class WorkerSide:
                     "pipeline parallelism is not supported"
                 )
             slab = map_slab(self._run_dir, shape)
-            _map_pages(slab)
+            # Not waited for: a large slab takes seconds.
+            threading.Thread(target=_map_pages, args=(slab,), daemon=True).start()
             self._writer = self._choice.open(slab)
         return self._writer
 
@@ -111,7 +113,7 @@ class WorkerSide:
 
 
 def _map_pages(slab: torch.Tensor) -> None:
-    """Enters the slab's pages into this process's page table, so that no request waits for it.
+    """Enters the slab's pages into this process's page table, so that few requests wait for it.
 
     The pages are there already (the API process reserved them); without this, the first load of
     each fact would take a page fault for every few of them.
@@ -120,21 +122,6 @@ def _map_pages(slab: torch.Tensor) -> None:
     size = slab.numel() * slab.element_size()
     # An old kernel does not know the advice; then the faults happen later, and nothing else does.
     libc.madvise(ctypes.c_void_p(slab.data_ptr()), ctypes.c_size_t(size), MADV_POPULATE_READ)
-
-
-def slab_rows(runs: tuple[tuple[int, int], ...]) -> torch.Tensor:
-    """Rows of a request's segments.
-
-    Args:
-        runs: ``(first row, rows)`` in prompt order.
-
-    Returns:
-        ``[num_tokens]`` int64.
-    """
-    starts, counts = torch.tensor(runs, dtype=torch.int64).view(-1, 2).unbind(1)
-    before = counts.cumsum(0) - counts
-    rows = (starts - before).repeat_interleave(counts)
-    return rows + torch.arange(len(rows))
 
 
 def slot_mapping(

@@ -36,6 +36,7 @@ class FastWriter:
     def __init__(
         self, slab: torch.Tensor, heads: slice, rotary: Any, library: NativeLibrary, fused: int
     ) -> None:
+        assert slab.dtype == torch.float32, slab.dtype
         self._slab = slab[:, :, :, heads]
         self._rotary = rotary
         self._library = library

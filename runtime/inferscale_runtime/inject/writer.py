@@ -93,3 +93,18 @@ class PortableWriter:
         torch.index_select(self._slab[:, layer, 0], 0, rows, out=keys)
         torch.index_select(self._slab[:, layer, 1], 0, rows, out=values)
         return keys, values
+
+
+def slab_rows(runs: Sequence[tuple[int, int]]) -> torch.Tensor:
+    """Rows of a request's segments.
+
+    Args:
+        runs: ``(first row, rows)`` in prompt order.
+
+    Returns:
+        ``[num_tokens]`` int64.
+    """
+    starts, counts = torch.tensor(runs, dtype=torch.int64).view(-1, 2).unbind(1)
+    before = counts.cumsum(0) - counts
+    rows = (starts - before).repeat_interleave(counts)
+    return rows + torch.arange(len(rows))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from inferscale_runtime.inject.writer import LayerTarget, Placement, PortableWriter
+from inferscale_runtime.inject.writer import LayerTarget, Placement, PortableWriter, slab_rows
 
 NUM_LAYERS, NUM_HEADS, HEAD_DIM = 3, 4, 2
 
@@ -59,3 +59,8 @@ def test_rows_heads_places_and_groups() -> None:
         shift = places.positions.view(-1, 1, 1) * 1000
         assert torch.equal(layer.keys[places.slots], slab[places.rows, n, 0, heads] + shift)
         assert torch.equal(layer.values[places.slots], slab[places.rows, n, 1, heads])
+
+
+def test_slab_rows() -> None:
+    assert slab_rows(((7, 2), (0, 3), (5, 0), (20, 1))).tolist() == [7, 8, 0, 1, 2, 20]
+    assert slab_rows(()).tolist() == []
