@@ -154,8 +154,7 @@ class Acting:
     async def _compare_until_anew(self, kinds: list[Kind]) -> None:
         while True:
             await asyncio.sleep(self._settings.compare_seconds)
-            await self._resync.compare(kinds)
-            if self._hearing.hard_of_hearing():
+            if await self._resync.compare(kinds):
                 _log.warning("watching is started anew")
                 return
             if await self._served_or(kinds) != kinds:

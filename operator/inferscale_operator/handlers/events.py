@@ -45,8 +45,16 @@ class Router:
         return self._heard.get(key, 0)
 
     def event(self, kind: Kind, change: str, manifest: Manifest) -> None:
-        """One watch event."""
-        self._hearing.heard(kind)
+        """One event.
+
+        Args:
+            kind: Kind of the object.
+            change: ``ADDED``, ``MODIFIED``, ``DELETED``, or empty for the list that a watch
+                begins with.
+            manifest: The object.
+        """
+        if change:
+            self._hearing.heard(kind)
         if kind in CUSTOM_KINDS:
             key = key_of(kind, manifest)
             if change == DELETED:

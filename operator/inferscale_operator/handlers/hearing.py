@@ -1,7 +1,8 @@
 """Whether the watches tell what happens; found out by comparing lists with what was heard.
 
-A watch may be quiet because nothing happens, so silence alone proves nothing. It is deaf when a
-list shows a change of which the watch has not told some time later.
+A watch may be quiet because nothing happens, so silence alone proves nothing. A comparison that
+shows a change of which the watch has not told is a miss, and watching is started anew. A second
+miss, with nothing told by the new watch in between, shows that it is deaf.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from inferscale_operator.desired.kinds import Kind
 
 DEAF_AFTER = 2
-"""Comparisons in a row that must show missed changes: between them watching is started anew."""
+"""Misses, with nothing told in between."""
 
 
 class Hearing:
@@ -28,16 +29,13 @@ class Hearing:
         self._misses: dict[str, int] = {}
 
     def heard(self, kind: Kind) -> None:
-        """The watch of a kind told something."""
+        """The watch of a kind told of a change; the list that it begins with is none."""
         self._heard_at[kind.kind] = self._clock()
+        self._misses.pop(kind.kind, None)
 
-    def compared(self, kind: Kind, missed: int) -> None:
-        """A comparison ended; ``missed`` changes were not told in time."""
-        self._misses[kind.kind] = self._misses.get(kind.kind, 0) + 1 if missed else 0
-
-    def hard_of_hearing(self) -> list[str]:
-        """Kinds whose last comparison showed missed changes."""
-        return sorted(kind for kind, count in self._misses.items() if count > 0)
+    def missed(self, kind: Kind) -> None:
+        """A comparison showed a change of which the watch of a kind has not told."""
+        self._misses[kind.kind] = self._misses.get(kind.kind, 0) + 1
 
     def deaf(self) -> str | None:
         """Why watching is taken to be deaf, or None."""
@@ -47,6 +45,6 @@ class Hearing:
         return f"the watch of {', '.join(kinds)} does not tell of changes that a list shows"
 
     def ages(self) -> dict[str, float]:
-        """Seconds since the watch of each kind told something."""
+        """Seconds since the watch of each kind told of a change."""
         now = self._clock()
         return {kind: now - at for kind, at in sorted(self._heard_at.items())}

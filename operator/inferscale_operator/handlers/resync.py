@@ -63,8 +63,8 @@ class Resync:
         for kind in sorted(kinds, key=lambda kind: kind in CUSTOM_KINDS):
             await self._list(kind)
 
-    async def compare(self, kinds: Sequence[Kind]) -> None:
-        """Compares lists of all kinds with the cache, heals, and notes what was missed."""
+    async def compare(self, kinds: Sequence[Kind]) -> bool:
+        """Compares lists of all kinds with the cache and heals; whether a watch missed changes."""
         suspects: dict[Kind, dict[tuple[str, str, str], int]] = {}
         for kind in kinds:
             try:
@@ -78,16 +78,19 @@ class Resync:
                 )
         if any(suspects.values()):
             await self._sleep(GRACE_SECONDS)
+        any_missed = False
         for kind, unheard in suspects.items():
             missed = sum(self._still_unheard(kind, *item) for item in unheard.items())
-            self._hearing.compared(kind, missed)
             if missed:
+                any_missed = True
+                self._hearing.missed(kind)
                 _log.warning(
                     "the watch of %s missed %d changes; they were read from a list",
                     kind.plural,
                     missed,
                     extra={"action": "compare", "kind": kind.kind},
                 )
+        return any_missed
 
     def look_at_everything(self, spread_seconds: float = 0.0) -> None:
         """Queues every custom resource, spread over some time."""
