@@ -65,7 +65,9 @@ def explain_budget(arguments: argparse.Namespace) -> int:
             config = load_config(Path(arguments.config).read_text(), arguments.config)
         except OSError as error:
             raise ConfigError(f"--config '{arguments.config}': {error.strerror}") from error
-    request = build_request(arguments, config, Path(resolve_model(arguments.model)), total)
+    request = build_request(
+        arguments, config, Path(resolve_model(arguments.model, arguments.revision)), total
+    )
     print(f"model {arguments.model}, {source}")
     try:
         budget = compute_budget(request)
