@@ -17,7 +17,7 @@ REPORT = {
     "encoded": 2,
     "removed": 0,
     "store_bytes": 4096,
-    "fingerprint": "f" * 32,
+    "fingerprint": "f" * 64,
     "seconds": 1.5,
     "tokens": 20,
     "shard": 0,
@@ -54,6 +54,7 @@ class JobLoop:
         self.policy = policy
         self.ended: list[str] = []
         self._stop = threading.Event()
+        self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> None:
@@ -61,18 +62,26 @@ class JobLoop:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends."""
+        """Ends; raises what ended it before."""
         self._stop.set()
         self._thread.join(30)
+        if self._error is not None:
+            raise self._error
 
     def _run(self) -> None:
-        while not self._stop.wait(0.1):
-            for job in self._api.list("jobs"):
-                try:
-                    self._look(job)
-                except ApiError as error:
-                    if error.code not in (404, 409):
-                        raise
+        try:
+            while not self._stop.wait(0.1):
+                for job in self._api.list("jobs"):
+                    self._look_or_later(job)
+        except Exception as error:
+            self._error = error
+
+    def _look_or_later(self, job: dict[str, Any]) -> None:
+        try:
+            self._look(job)
+        except ApiError as error:
+            if error.code not in (404, 409):
+                raise
 
     def _look(self, job: dict[str, Any]) -> None:
         if job["metadata"].get("deletionTimestamp"):

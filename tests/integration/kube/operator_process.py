@@ -78,7 +78,7 @@ class OperatorProcess:
 
         eventually(ready, f"the operator is {state}")
 
-    def metric(self, name: str, **labels: str) -> float:
+    def metric(self, name: str, /, **labels: str) -> float:
         """Sum of the series of a metric that have these labels."""
         total = 0.0
         for line in self.ask("/metrics")[1].splitlines():
@@ -134,6 +134,9 @@ def running_operator(
     try:
         operator.wait_for(state)
         yield operator
+    except BaseException:
+        print(f"the operator's log ends with:\n{operator.text()[-6000:]}")
+        raise
     finally:
         if operator.process.poll() is None:
             operator.kill()

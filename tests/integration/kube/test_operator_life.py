@@ -109,7 +109,7 @@ EDITS: dict[str, Any] = {
     "serviceaccounts": {"automountServiceAccountToken": True},
     "networkpolicies": {"spec": {"policyTypes": ["Egress"]}},
     "persistentvolumeclaims": {"metadata": {"labels": {"app.kubernetes.io/part-of": "other"}}},
-    "services": {"spec": {"selector": {"app": "other"}}},
+    "services": {"spec": {"selector": {"inferscale.dev/owner": "other"}}},
     "poddisruptionbudgets": {"spec": {"maxUnavailable": 7}},
     "horizontalpodautoscalers": {"spec": {"maxReplicas": 99}},
 }
