@@ -142,6 +142,7 @@ class Up:
         self._stop = asyncio.Event()
         self._dirty = asyncio.Event()
         self._unsaved = False
+        self._speaking = False
         self._proxies: dict[tuple[str, str], tuple[ServiceProxy, int]] = {}
         self._announcer = Announcer(self._cluster, console, self._folder.path / "keys")
         self._left_over: set[str] = set()
@@ -203,6 +204,15 @@ class Up:
             self._changed(Change("ADDED", manifest["live"]))
         self._cluster.watch(self._changed)
         await self._apply(documents)
+        # Statuses of an earlier run speak of processes that are gone: nothing is said before
+        # everything has been looked at once.
+        await self._deployments.sync()
+        for key in self._router.known:
+            await self._reconciler.reconcile(key)
+        self._speaking = True
+        for kind in CUSTOM_KINDS:
+            for resource in await self._cluster.list(kind):
+                self._console.conditions(resource)
 
     async def _apply(self, documents: Sequence[Manifest]) -> None:
         """Applies what the files say; raises before anything is changed when it cannot."""
@@ -316,12 +326,11 @@ class Up:
             return
         if kind != SECRET:
             self._router.event(kind, change.type, manifest)
-        if kind in CUSTOM_KINDS:
-            if change.type == "DELETED":
-                self._console.gone(manifest)
-            else:
-                self._console.conditions(manifest)
-        elif kind in (CONFIG_MAP, SECRET, CLAIM):
+        if kind in CUSTOM_KINDS and change.type == "DELETED":
+            self._console.gone(manifest)
+        elif kind in CUSTOM_KINDS and self._speaking:
+            self._console.conditions(manifest)
+        if kind in (CONFIG_MAP, SECRET, CLAIM):
             # It may be named in a spec: cheap enough to look at all resources of the namespace.
             for key in self._router.known:
                 if key[1] == manifest["metadata"].get("namespace"):
