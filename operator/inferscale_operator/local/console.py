@@ -53,6 +53,7 @@ def curl_line(
         "model": model,
         "messages": [{"role": "user", "content": QUESTION}],
         "max_tokens": 100,
+        "temperature": 0,
         "memory": memory,
     }
     words = ["curl", "-s", f"http://127.0.0.1:{port}/v1/chat/completions"]

@@ -112,8 +112,9 @@ def prepare(
 
     Raises:
         MissingError: Naming what is missing.
-        StartError: When the manifest names no command.
+        StartError: When the manifest asks for something that is not done here.
     """
+    _refuse_unsupported(pod, container)
     variables = container_environment(pod, container, ports, lookup)
     mounts = folders.mounts(pod, container, lookup)
     own = folders.pod(pod)
@@ -124,8 +125,6 @@ def prepare(
     path = container.get("terminationMessagePath") or TERMINATION_LOG
     mounts = {**mounts, path: str(message)}
     words = [*(container.get("command") or ()), *(container.get("args") or ())]
-    if not container.get("command"):
-        raise StartError(f'container "{container["name"]}" names no command; images are not run')
     words = [rewrite(expand(word, variables), mounts) for word in words]
     folder = own / "work"
     folder.mkdir(parents=True, exist_ok=True)
@@ -138,6 +137,19 @@ def prepare(
         mounts=mounts,
         folder=rewrite(wanted, mounts) if wanted else str(folder),
     )
+
+
+def _refuse_unsupported(pod: Manifest, container: Mapping[str, Any]) -> None:
+    name = container["name"]
+    if pod["spec"].get("initContainers"):
+        raise StartError("init containers are not run here")
+    if not container.get("command"):
+        raise StartError(f'container "{name}" names no command; images are not run here')
+    for field in ("startupProbe", "readinessProbe", "livenessProbe"):
+        probe = container.get(field) or {}
+        scheme = (probe.get("httpGet") or {}).get("scheme", "HTTP")
+        if "grpc" in probe or scheme != "HTTP":
+            raise StartError(f'container "{name}": {field} by gRPC or HTTPS is not done here')
 
 
 class LocalContainer:

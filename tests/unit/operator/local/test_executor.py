@@ -140,6 +140,26 @@ async def test_an_unknown_program(machine: Machine) -> None:
     assert "no-such-program" in ended["message"]
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"container": {"args": ["x"]}}, "names no command"),
+        ({"container": {"command": ["true"]}, "initContainers": [{"name": "i"}]}, "init"),
+        (
+            {"container": {"command": ["true"], "readinessProbe": {"grpc": {"port": 1}}}},
+            "readinessProbe",
+        ),
+    ],
+)
+async def test_what_is_not_done_here_is_said(
+    machine: Machine, body: dict[str, Any], message: str
+) -> None:
+    await machine.run(**body)
+    ended = container_of(await machine.phase("Failed"))["state"]["terminated"]
+    assert ended["reason"] == "StartError"
+    assert message in ended["message"]
+
+
 async def test_the_termination_message_is_what_the_container_wrote(machine: Machine) -> None:
     code = "import sys; open(sys.argv[1], 'w').write('report'); print('log'); sys.exit(1)"
     await machine.run(
