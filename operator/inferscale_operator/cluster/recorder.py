@@ -25,8 +25,8 @@ from inferscale_operator.desired.naming import FIELD_MANAGER
 from inferscale_operator.planner.plan import EventRecord
 
 AGGREGATION = timedelta(hours=1)
-_QUEUE_LIMIT = 1000
-_REMEMBERED = 2000
+_QUEUE_LIMIT = 5000
+_REMEMBERED = 5000
 _MESSAGE_LIMIT = 1024  # the API server refuses longer ones
 
 _log = logging.getLogger(__name__)
@@ -62,6 +62,7 @@ class EventRecorder:
         self._clock = clock
         self._queue: asyncio.Queue[tuple[Manifest, EventRecord]] = asyncio.Queue(_QUEUE_LIMIT)
         self._posted: OrderedDict[_Key, _Posted] = OrderedDict()
+        self._dropping = False
 
     def record(self, owner: Manifest, event: EventRecord) -> None:
         """Queues an Event; never blocks, never raises."""
@@ -76,8 +77,11 @@ class EventRecorder:
         }
         try:
             self._queue.put_nowait((reference, event))
+            self._dropping = False
         except asyncio.QueueFull:
-            _log.warning("event dropped: the queue is full", extra={"action": "event"})
+            if not self._dropping:
+                _log.warning("events are dropped: the queue is full", extra={"action": "event"})
+            self._dropping = True
 
     async def run(self) -> None:
         """Posts what is queued, for ever."""

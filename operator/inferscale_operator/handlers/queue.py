@@ -17,6 +17,9 @@ from inferscale_operator.cluster.cache import OwnerKey
 
 FIRST_BACKOFF_SECONDS = 1.0
 LONGEST_BACKOFF_SECONDS = 300.0
+MOST_LOOKS_PER_SECOND = 10.0
+"""Looks without an event, over all resources: with a thousand Jobs under way each one is looked at
+less often, so that changes do not wait behind looks."""
 
 
 class WorkQueue:
@@ -64,6 +67,12 @@ class WorkQueue:
         self._cancel_timer(key)
         handle = asyncio.get_running_loop().call_later(seconds, self.add, key)
         self._timers[key] = (due, handle)
+
+    def look_after(self, key: OwnerKey, seconds: float) -> None:
+        """The key should be looked at in some time; later, where very many others are, too."""
+        if seconds > 0:
+            seconds = max(seconds, len(self._timers) / MOST_LOOKS_PER_SECOND)
+        self.add_after(key, seconds)
 
     def retry(self, key: OwnerKey, at_least: float | None = None) -> float:
         """After a failure: the key comes again, later with each failure.

@@ -122,7 +122,7 @@ class Reconciler:
         else:
             self._queue.succeeded(key)
             if done.again_seconds is not None:
-                self._queue.add_after(key, done.again_seconds)
+                self._queue.look_after(key, done.again_seconds)
         self._reports.reconciled(key, done.result, time.monotonic() - started)
         return done.result
 

@@ -45,7 +45,7 @@ class OperatorProcess:
             "--operator-namespace",
             namespace,
             "--lease-seconds",
-            "3",
+            "30",
             "--http-host",
             "127.0.0.1",
             "--http-port",

@@ -15,6 +15,8 @@ from tests.integration.kube.operator_process import running_operator
 from tests.integration.kube.proxy import Fault, Proxy, running_proxy
 from tests.integration.kube.resources import facts, memory_store
 
+SHORT_LEASE = ("--lease-seconds", "5")
+
 
 @pytest.fixture
 def api(control_plane: ControlPlane, namespace: str) -> Api:
@@ -142,8 +144,10 @@ def test_suspended_operator_does_no_harm_when_it_comes_back(
     api.create("configmaps", facts())
     kubeconfig = control_plane.kubeconfig
     with (
-        running_operator(kubeconfig, api.namespace, tmp_path) as first,
-        running_operator(kubeconfig, api.namespace, tmp_path, state="standby") as second,
+        running_operator(kubeconfig, api.namespace, tmp_path, *SHORT_LEASE) as first,
+        running_operator(
+            kubeconfig, api.namespace, tmp_path, *SHORT_LEASE, state="standby"
+        ) as second,
     ):
         first.process.send_signal(signal.SIGSTOP)
         try:

@@ -27,6 +27,8 @@ MODEL_CHILDREN = {
     "secrets": "p-api-key",
 }
 
+SHORT_LEASE = ("--lease-seconds", "5")
+
 
 @pytest.fixture
 def api(control_plane: ControlPlane, namespace: str) -> Api:
@@ -212,7 +214,8 @@ def test_killed_operator_goes_on_where_it_was(
     api: Api, control_plane: ControlPlane, tmp_path: Path
 ) -> None:
     api.create("configmaps", facts())
-    first = OperatorProcess(control_plane.kubeconfig, api.namespace, tmp_path)
+    kubeconfig = control_plane.kubeconfig
+    first = OperatorProcess(kubeconfig, api.namespace, tmp_path, *SHORT_LEASE)
     first.wait_for("acting")
     for number in range(5):
         api.create("memorystores", memory_store(f"m{number}"))
@@ -234,8 +237,10 @@ def test_of_two_operators_one_acts_and_the_other_takes_over(
     api.create("configmaps", facts())
     kubeconfig = control_plane.kubeconfig
     with (
-        running_operator(kubeconfig, api.namespace, tmp_path) as first,
-        running_operator(kubeconfig, api.namespace, tmp_path, state="standby") as second,
+        running_operator(kubeconfig, api.namespace, tmp_path, *SHORT_LEASE) as first,
+        running_operator(
+            kubeconfig, api.namespace, tmp_path, *SHORT_LEASE, state="standby"
+        ) as second,
     ):
         assert second.ask("/healthz")[0] == 200
         api.create("memorystores", memory_store("a"))
@@ -243,7 +248,7 @@ def test_of_two_operators_one_acts_and_the_other_takes_over(
         assert second.metric("inferscale_operator_reconciles_total") == 0
         first.kill()
         api.create("memorystores", memory_store("b"))
-        eventually(lambda: len(api.names("jobs")) == 2, "the other one acts", seconds=20)
+        eventually(lambda: len(api.names("jobs")) == 2, "the other one acts")
         assert second.metric("inferscale_operator_leader") == 1
 
 
@@ -259,7 +264,8 @@ def test_stopped_operator_releases_the_lease(
 def test_operator_that_loses_the_lease_ends_at_once(
     api: Api, control_plane: ControlPlane, tmp_path: Path
 ) -> None:
-    with running_operator(control_plane.kubeconfig, api.namespace, tmp_path) as operator:
+    kubeconfig = control_plane.kubeconfig
+    with running_operator(kubeconfig, api.namespace, tmp_path, *SHORT_LEASE) as operator:
         name = api.list("leases")[0]["metadata"]["name"]
         api.patch("leases", name, {"spec": {"holderIdentity": "someone-else"}})
         assert operator.process.wait(20) == 1

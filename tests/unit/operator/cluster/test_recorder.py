@@ -85,6 +85,6 @@ async def test_failure_is_raised_to_the_loop_and_long_messages_are_cut() -> None
 async def test_full_queue_drops_instead_of_blocking() -> None:
     recorder = make(Server(), Clock())
     owner = {"apiVersion": "v", "kind": "MemoryStore", "metadata": REFERENCE}
-    for number in range(2000):
+    for number in range(6000):
         recorder.record(owner, EventRecord("Normal", "R", str(number)))
-    assert recorder._queue.qsize() == 1000
+    assert recorder._queue.qsize() == 5000

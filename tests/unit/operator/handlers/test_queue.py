@@ -124,3 +124,13 @@ async def test_idle_queue_is_never_hung() -> None:
     queue = WorkQueue(clock)
     clock.time = 1e6
     assert queue.hung(600) is None
+
+
+async def test_looks_spread_out_where_there_are_very_many() -> None:
+    queue = WorkQueue(Clock())
+    for number in range(200):
+        queue.look_after(("MemoryStore", "ns", str(number)), 10.0)
+    assert queue._timers["MemoryStore", "ns", "50"][0] == 10.0
+    assert queue._timers["MemoryStore", "ns", "199"][0] == pytest.approx(19.9)
+    queue.look_after(A, 0.0)
+    assert await queue.get() == A
