@@ -110,7 +110,7 @@ def _fit_arena(options: ServerOptions) -> ServerOptions:
     return replace(options, dram_bytes=max(1 << 28, int(size * ARENA_HEADROOM)))
 
 
-def _check_fixed(arguments: argparse.Namespace, facts: int, k: int) -> None:
+def _check_serving(arguments: argparse.Namespace, facts: int, k: int) -> None:
     if arguments.facts is not None and arguments.facts < k:
         raise ConfigError(f"--facts {facts}: fewer than k ({k})")
     if arguments.url and arguments.vllm_args:
@@ -121,7 +121,7 @@ def run_ttft(arguments: argparse.Namespace) -> None:
     """``inferscale bench ttft``."""
     largest = max(arguments.k)
     facts = arguments.facts or largest
-    _check_fixed(arguments, facts, largest)
+    _check_serving(arguments, facts, largest)
     each = -(-arguments.repeats // arguments.users) * len(arguments.k)
     workload = load_workload(arguments, facts, each)
     model = model_folder(arguments)
@@ -166,7 +166,7 @@ def _shown(
 def run_throughput(arguments: argparse.Namespace) -> None:
     """``inferscale bench throughput``."""
     facts = arguments.facts or arguments.k
-    _check_fixed(arguments, facts, arguments.k)
+    _check_serving(arguments, facts, arguments.k)
     modes = parse_modes(arguments.modes)
     most = max(arguments.concurrency)
     if arguments.rate is None and most > arguments.users:

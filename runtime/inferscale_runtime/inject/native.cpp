@@ -21,7 +21,6 @@ constexpr int64_t kLine = 16;  // floats in a cache line
 constexpr int64_t kMaxHeadDim = 512;
 
 typedef float Vec __attribute__((vector_size(32)));
-typedef float Line __attribute__((vector_size(64)));
 
 inline Vec load(const float* from) {
   Vec value;
@@ -161,12 +160,14 @@ void write_unit(const Job& job, int64_t unit, int64_t first_layer, int64_t last_
       const float* keys[kLine];
       for (int64_t i = 0; i < kLine; ++i) keys[i] = rows[i] + layer + head * job.head_dim;
       float* target = job.caches[n] + block * job.block_strides[n] + head * job.head_strides[n];
+      // A fact's layers lie one after the other, but sixteen tokens at once are more streams than
+      // the processor follows by itself: read the next layer's part of this head ahead.
       if (n + 1 < last_layer) {
-        const int64_t ahead = (job.layers[n + 1]-job.layers[n]) * job.layer_stride;
+        const int64_t ahead = (job.layers[n + 1] - job.layers[n]) * job.layer_stride;
         for (int64_t i = 0; i < count; ++i)
           for (int64_t d = 0; d < job.head_dim; d += kLine) {
             __builtin_prefetch(keys[i] + ahead + d, 0, 2);
-            __builtin_prefetch(keys[i] + job.value_offset + ahead + d, 0, 2);
+            __builtin_prefetch(keys[i] + ahead + job.value_offset + d, 0, 2);
           }
       }
       rotate_into<kFused>(job, keys, angles, tile, 0);
