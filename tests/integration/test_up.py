@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.integration.commands import command
 from tests.integration.up_command import Command, is_alive
 
 pytestmark = pytest.mark.vllm
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart.yaml"
-PROGRAM = [sys.executable, "-P", "-m", "inferscale_runtime.cli", "up"]
 PATIENCE = 1500.0
 
 
@@ -23,10 +22,10 @@ PATIENCE = 1500.0
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
     folder = tmp_path_factory.mktemp("up")
     (folder / "f.yaml").write_text(QUICKSTART.read_text())
-    command = Command(PROGRAM, folder, "--follow-logs", patience=PATIENCE)
-    yield command
-    command.process.kill()
-    command.process.wait()
+    running = Command(command("up"), folder, "--follow-logs", patience=PATIENCE)
+    yield running
+    running.process.kill()
+    running.process.wait()
 
 
 def test_the_printed_line_gets_an_injected_answer(up: Command) -> None:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.integration.commands import ENVIRONMENT
+
 
 class Command:
     """A running ``inferscale up``."""
@@ -30,6 +32,7 @@ class Command:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            env=ENVIRONMENT,
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
