@@ -8,6 +8,7 @@ container runs.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import tempfile
@@ -110,10 +111,20 @@ class VolumeFolders:
 
 
 def memory_folder(data: Path, tmpfs: Path = Path("/dev/shm")) -> Path:
-    """Where ``medium: Memory`` lies: below ``tmpfs``, else in the data folder."""
-    if tmpfs.is_dir() and os.access(tmpfs, os.W_OK):
+    """Where ``medium: Memory`` lies: a fresh folder below ``tmpfs``, else in the data folder.
+
+    Named after the data folder, so that the next run removes what a killed one has left there.
+    """
+    if not (tmpfs.is_dir() and os.access(tmpfs, os.W_OK)):
+        return data / "memory"
+    name = hashlib.sha256(str(data.absolute()).encode()).hexdigest()[:12]
+    folder = tmpfs / f"inferscale-up-{os.getuid()}-{name}"
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:  # somebody else's, or a link: not touched
         return Path(tempfile.mkdtemp(prefix="inferscale-up-", dir=tmpfs))
-    return data / "memory"
+    return folder
 
 
 @dataclass(frozen=True, slots=True)

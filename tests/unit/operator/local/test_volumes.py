@@ -122,3 +122,14 @@ def test_what_cannot_be_mounted_is_named(
 def test_memory_lies_in_the_data_folder_without_a_tmpfs(tmp_path: Path) -> None:
     assert memory_folder(tmp_path, tmp_path / "none") == tmp_path / "memory"
     assert memory_folder(tmp_path, tmp_path).parent == tmp_path
+
+
+def test_memory_of_a_killed_run_is_removed_by_the_next(tmp_path: Path) -> None:
+    left = memory_folder(tmp_path / "a", tmp_path)
+    (left / "file").touch()
+    assert memory_folder(tmp_path / "b", tmp_path) != left
+    assert memory_folder(tmp_path / "a", tmp_path) == left
+    assert list(left.iterdir()) == []
+    left.rmdir()
+    left.symlink_to(tmp_path)
+    assert memory_folder(tmp_path / "a", tmp_path) != left
