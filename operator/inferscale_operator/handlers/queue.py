@@ -17,7 +17,7 @@ from inferscale_operator.cluster.cache import OwnerKey
 
 FIRST_BACKOFF_SECONDS = 1.0
 LONGEST_BACKOFF_SECONDS = 300.0
-MOST_LOOKS_PER_SECOND = 10.0
+MOST_LOOKS_PER_SECOND = 5.0
 """Looks without an event, over all resources: with a thousand Jobs under way each one is looked at
 less often, so that changes do not wait behind looks."""
 
