@@ -31,10 +31,16 @@ def chart_of_version(folder: Path, version: str) -> Path:
     return copy
 
 
-def run_hook(kubeconfig: Path) -> Callable[[dict[str, Any]], End | None]:
-    """Runs the command of a Job's container on this machine, as its pod would."""
+def run_hook(api: Api, kubeconfig: Path) -> Callable[[dict[str, Any]], End | None]:
+    """Runs the command of a Job's container on this machine, as its pod would.
+
+    Nobody enforces rights here, so it is asked whether the Job's account has been given them.
+    """
 
     def policy(job: dict[str, Any]) -> End | None:
+        account = job["spec"]["template"]["spec"]["serviceAccountName"]
+        if api.get("serviceaccounts", account) is None or account not in _bound(api):
+            return 1, f"ServiceAccount {account} is not there, or has no rights"
         (container,) = job["spec"]["template"]["spec"]["containers"]
         program, *rest = container["command"]
         command = [str(BIN / program), *rest, *container["args"], "--kubeconfig", str(kubeconfig)]
@@ -44,6 +50,19 @@ def run_hook(kubeconfig: Path) -> Callable[[dict[str, Any]], End | None]:
         return done.returncode, (done.stdout + done.stderr)[-2000:]
 
     return policy
+
+
+def _bound(api: Api) -> set[str]:
+    """Accounts of the namespace that a ClusterRoleBinding names, if its role is there."""
+    path = "/apis/rbac.authorization.k8s.io/v1"
+    roles = {i["metadata"]["name"] for i in api.request("GET", f"{path}/clusterroles")["items"]}
+    return {
+        subject["name"]
+        for binding in api.request("GET", f"{path}/clusterrolebindings")["items"]
+        if binding["roleRef"]["name"] in roles
+        for subject in binding["subjects"]
+        if subject["namespace"] == api.namespace
+    }
 
 
 @dataclass
@@ -102,7 +121,7 @@ class Release:
 def release(helm: Helm, plane: ControlPlane, namespace: str) -> Iterator[Release]:
     """A release whose name is its namespace's; uninstalled at the end."""
     api = Api(plane.kubeconfig, namespace)
-    with ending_jobs(api, run_hook(plane.kubeconfig)) as loop:
+    with ending_jobs(api, run_hook(api, plane.kubeconfig)) as loop:
         made = Release(helm, plane, namespace, namespace, loop.ended)
         try:
             yield made
