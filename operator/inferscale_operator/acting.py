@@ -14,10 +14,10 @@ from inferscale_operator.cluster.errors import UnavailableError
 from inferscale_operator.desired.kinds import CUSTOM_KINDS, Kind
 from inferscale_operator.handlers.events import Router
 from inferscale_operator.handlers.hearing import Hearing
-from inferscale_operator.handlers.queue import WorkQueue
 from inferscale_operator.handlers.reconciler import PlanFunction, Reconciler
 from inferscale_operator.handlers.resync import Resync
 from inferscale_operator.handlers.watching import WATCHED_KINDS, Watcher, WatchSettings
+from inferscale_operator.handlers.work_queue import WorkQueue
 from inferscale_operator.health import Health
 from inferscale_operator.metrics import OperatorMetrics
 from inferscale_operator.planner.plan import Defaults

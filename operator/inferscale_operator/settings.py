@@ -35,7 +35,7 @@ class Settings(BaseModel):
     """Kubeconfig file; without it the pod's service account, else the default kubeconfig."""
     context: str | None = None
     """Context of the kubeconfig; its current one when absent."""
-    runtime_image: str = Field(f"ghcr.io/inferscale/runtime:{VERSION}", min_length=1)
+    runtime_image: str = Field(f"inferscale/runtime:{VERSION}", min_length=1)
     """Image of encoding jobs and servers whose resource names none."""
     operator_namespace: NamespaceName | None = None
     """Namespace of this operator, for network policies and the lease; found out inside a pod."""

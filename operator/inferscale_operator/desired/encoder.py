@@ -36,8 +36,8 @@ def job_name(owner: naming.Owner, input_digest: str, attempt: int) -> str:
 
 
 def erase_name(owner: naming.Owner) -> str:
-    """Name of the erasing Job."""
-    return f"{owner['metadata']['name']}-erase"
+    """Name of the erasing Job; another one for a later MemoryStore of the same name."""
+    return f"{owner['metadata']['name']}-erase-{naming.digest(owner['metadata']['uid'], 8)}"
 
 
 def build_encoder_base(

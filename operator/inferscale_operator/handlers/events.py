@@ -11,7 +11,7 @@ from inferscale_operator.desired.kinds import (
     Manifest,
 )
 from inferscale_operator.handlers.hearing import Hearing
-from inferscale_operator.handlers.queue import WorkQueue
+from inferscale_operator.handlers.work_queue import WorkQueue
 from inferscale_operator.planner.references import store_names
 
 DELETED = "DELETED"

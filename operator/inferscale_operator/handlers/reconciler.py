@@ -27,7 +27,7 @@ from inferscale_operator.cluster.lease import LeaseLostError
 from inferscale_operator.desired.kinds import Manifest
 from inferscale_operator.handlers.execute import Executor
 from inferscale_operator.handlers.observe import kind_named, observe
-from inferscale_operator.handlers.queue import WorkQueue
+from inferscale_operator.handlers.work_queue import WorkQueue
 from inferscale_operator.planner.plan import Defaults, EventRecord, Observed, Plan
 
 PlanFunction = Callable[[Manifest, Observed, Defaults], Plan]

@@ -14,7 +14,7 @@ from inferscale_operator.desired.kinds import CUSTOM_KINDS, Kind
 from inferscale_operator.desired.naming import FIELD_MANAGER, MANAGED_BY
 from inferscale_operator.handlers.events import Router, key_of
 from inferscale_operator.handlers.hearing import Hearing
-from inferscale_operator.handlers.queue import WorkQueue
+from inferscale_operator.handlers.work_queue import WorkQueue
 
 GRACE_SECONDS = 10.0
 """How long a watch may be behind a list."""

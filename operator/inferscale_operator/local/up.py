@@ -26,8 +26,8 @@ from inferscale_operator.desired.kinds import (
 )
 from inferscale_operator.handlers.events import Router
 from inferscale_operator.handlers.hearing import Hearing
-from inferscale_operator.handlers.queue import WorkQueue
 from inferscale_operator.handlers.reconciler import Reconciler
+from inferscale_operator.handlers.work_queue import WorkQueue
 from inferscale_operator.local.asking import Announcer
 from inferscale_operator.local.console import Console
 from inferscale_operator.local.controllers import ClaimBinder, DeploymentController, JobController

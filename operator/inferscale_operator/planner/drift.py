@@ -8,6 +8,9 @@ from inferscale_operator.desired.kinds import Manifest
 from inferscale_operator.desired.naming import DIGEST
 from inferscale_runtime.budget import ConfigError, exact_quantity
 
+_EXACT = frozenset({"selector", "matchLabels", "nodeSelector"})
+"""Maps in which another key changes the meaning: a further label in a selector selects less."""
+
 _EMPTY: tuple[Any, ...] = (None, {}, [], "")
 
 
@@ -32,7 +35,10 @@ def _holds(desired: Any, live: Any) -> bool:
     if isinstance(desired, dict):
         if not isinstance(live, dict):
             return not desired and live is None
-        return all(_holds(value, live.get(key)) for key, value in desired.items())
+        return all(
+            _holds(value, live.get(key)) and not (key in _EXACT and _has_more(value, live.get(key)))
+            for key, value in desired.items()
+        )
     if isinstance(desired, list):
         items = live or []
         return (
@@ -43,6 +49,14 @@ def _holds(desired: Any, live: Any) -> bool:
     if desired in _EMPTY and live in _EMPTY:
         return True
     return bool(desired == live) or _same_quantity(desired, live)
+
+
+def _has_more(desired: Any, live: Any) -> bool:
+    """Whether a live map of labels has keys that are not wanted."""
+    if not isinstance(desired, dict) or not isinstance(live, dict):
+        return False
+    labels = all(isinstance(value, str) for value in desired.values())
+    return labels and bool(live.keys() - desired.keys())
 
 
 def _same_quantity(desired: Any, live: Any) -> bool:

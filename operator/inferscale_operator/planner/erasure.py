@@ -10,7 +10,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from inferscale_operator.api.memorystore import MemoryStoreSpec
-from inferscale_operator.desired.encoder import build_erase_job
+from inferscale_operator.desired.encoder import build_erase_job, erase_name
 from inferscale_operator.desired.kinds import CLAIM, JOB, Manifest
 from inferscale_operator.desired.naming import FINALIZER, INPUT
 from inferscale_operator.planner.conditions import (
@@ -39,7 +39,7 @@ def plan_deletion(
     if FINALIZER not in resource["metadata"].get("finalizers", []):
         return Plan()
     writers = [job for job in observed.of_kind(JOB) if INPUT in job["metadata"]["labels"]]
-    eraser = observed.children.get((JOB.kind, f"{resource['metadata']['name']}-erase"))
+    eraser = observed.children.get((JOB.kind, erase_name(resource)))
     stop = tuple(job_ref(job) for job in writers if not is_deleting(job))
     release = _release_reason(resource, spec, observed, writers, eraser)
     if release is not None:

@@ -7,7 +7,7 @@ from inferscale_operator.desired.kinds import JOB, MEMORY_STORE, PERSONALIZED_MO
 from inferscale_operator.desired.naming import owner_labels
 from inferscale_operator.handlers.events import Router
 from inferscale_operator.handlers.hearing import Hearing
-from inferscale_operator.handlers.queue import WorkQueue
+from inferscale_operator.handlers.work_queue import WorkQueue
 
 STORE = ("MemoryStore", "ns", "m")
 MODEL = ("PersonalizedModel", "ns", "p")

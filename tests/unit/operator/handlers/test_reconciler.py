@@ -13,8 +13,8 @@ from inferscale_operator.cluster.errors import ConflictError, InvalidError, Unav
 from inferscale_operator.cluster.lease import LeaseLostError
 from inferscale_operator.desired.kinds import CONFIG_MAP, MEMORY_STORE, Manifest
 from inferscale_operator.desired.naming import FINALIZER, child
-from inferscale_operator.handlers.queue import WorkQueue
 from inferscale_operator.handlers.reconciler import Reconciler, failed_status
+from inferscale_operator.handlers.work_queue import WorkQueue
 from inferscale_operator.local.memory_cluster import MemoryCluster, counted_uids
 from inferscale_operator.planner.plan import Defaults, EventRecord, Observed, Plan, Ref
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from inferscale_operator.handlers.queue import WorkQueue
+from inferscale_operator.handlers.work_queue import WorkQueue
 
 pytestmark = pytest.mark.asyncio
 A, B, C = (("MemoryStore", "ns", name) for name in "abc")
