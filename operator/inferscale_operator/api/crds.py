@@ -80,7 +80,13 @@ DEFINITIONS = (
         MemoryStore,
         "memorystores",
         "mstore",
-        (*_FIRST, _AGE, _MESSAGE, Column("Fingerprint", ".status.fingerprint", wide=True)),
+        (
+            *_FIRST,
+            Column("Bytes", ".status.storeBytes", "integer"),
+            _AGE,
+            _MESSAGE,
+            Column("Fingerprint", ".status.fingerprint", wide=True),
+        ),
     ),
     Definition(
         PersonalizedModel,

@@ -19,6 +19,7 @@ from inferscale_operator.api.base import (
     at_least,
 )
 from inferscale_operator.api.rules import Resource, Rule, Struct, same_optional
+from inferscale_operator.api.tiers import Placement
 from inferscale_runtime.config import DEFAULT_FOOTER, DEFAULT_HEADING
 
 POLICY_PATTERN = r"^(none|all|(turns|facts|neighbours):[1-9][0-9]{0,3})$"
@@ -282,6 +283,8 @@ class MemoryStoreSpec(Struct):
     """Where the facts come from."""
     storage: Storage = Field(default_factory=lambda: Storage(pvc=PvcStorage()))
     """Where the store lies."""
+    placement: Placement = Field(default_factory=Placement)
+    """Where servers keep its KV."""
     quota: Quota = Field(default_factory=Quota)
     """Limits."""
     retention: Retention = Field(default_factory=Retention)
@@ -357,7 +360,8 @@ class MemoryStoreStatus(Struct):
     store_bytes: int = Field(0, ge=0)
     """Bytes of the store."""
     tier: str = Field("", max_length=16)
-    """Where the bytes are kept: ``disk``, or ``object`` for S3."""
+    """Fastest tier that servers keep it in: ``gpu``, ``dram``, else ``disk``, or ``object`` for
+    S3."""
     location: str = Field("", max_length=1024)
     """Claim or URL of the store."""
     last_sync_time: str | None = Field(

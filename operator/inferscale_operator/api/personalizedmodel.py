@@ -14,11 +14,11 @@ from inferscale_operator.api.base import (
     ObjectName,
     Scheduling,
     SecretRef,
-    Size,
     StoreName,
 )
 from inferscale_operator.api.memorystore import StoreFacts
 from inferscale_operator.api.rules import Resource, Rule, Struct
+from inferscale_operator.api.tiers import BudgetStatus, PlacementStatus, Tiers
 from inferscale_runtime.budget import exact_quantity
 
 OWNED_FLAGS = (
@@ -116,16 +116,6 @@ class Retrieval(Struct):
     """``relevance`` puts the best fact last, ``stored`` keeps the order of learning."""
     unknown_user: Literal["empty", "error"] = "empty"
     """What an unknown user means: no memory, or HTTP 404."""
-
-
-class Tiers(Struct):
-    """Where KV is kept while it is served."""
-
-    dram: Size = "1Gi"
-    """Size of the shared-memory arena of each pod. ``/dev/shm`` and the memory request are sized
-    from it, with 20 % on top."""
-    stage_timeout_ms: int = Field(2000, ge=0, le=600_000)
-    """How long a request waits for its facts to be read from disk before they go as text."""
 
 
 class Serving(Scheduling):
@@ -288,8 +278,8 @@ class PersonalizedModelStatus(Struct):
     observed_generation: int = Field(0, ge=0)
     """Generation of the spec that this status belongs to."""
     conditions: ConditionList
-    """``StoresReady``, ``Compatible``, ``ServerAvailable``, ``RolledOut`` and the summary
-    ``Ready``."""
+    """``StoresReady``, ``Compatible``, ``ServerAvailable``, ``RolledOut``, the summary ``Ready``,
+    and ``MetricsFresh``, which is no part of it."""
     replicas: int = Field(0, ge=0)
     """Pods of the generation that gets the traffic."""
     ready_replicas: int = Field(0, ge=0)
@@ -306,6 +296,10 @@ class PersonalizedModelStatus(Struct):
     """Address of the server inside the cluster."""
     tier: str = Field("", max_length=64)
     """Tiers in use, for example ``dram 1Gi``."""
+    placement: PlacementStatus | None = None
+    """Which store is kept where."""
+    budget: BudgetStatus | None = None
+    """Division of memory, where GPUs are asked for and their size is known."""
 
 
 class PersonalizedModel(Resource):

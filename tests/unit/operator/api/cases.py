@@ -97,6 +97,12 @@ RULE_CASES = (
         "must have the same endpointUrl, region and credentialsSecretRef",
     ),
     _bad(store(quota={"maxBytes": "100Ki"}), "spec.quota.maxBytes", "at least 1Mi"),
+    _bad(store(placement={"floor": 5}), "spec.placement.floor", "at least 1Mi"),
+    _bad(
+        model(tiers={"gpu": {"budget": "4Ki"}}),
+        "spec.tiers.gpu.budget",
+        "must be auto or at least 1Mi",
+    ),
     _bad(store(job={"kvCache": "1Mi"}), "spec.job.kvCache", "at least 64Mi"),
     _bad(
         store(job={"resources": {"requests": {"memory": "2Gi"}, "limits": {"memory": "1G"}}}),

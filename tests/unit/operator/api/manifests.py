@@ -84,6 +84,7 @@ _STORE: Manifest = store(
     },
     source={"configMap": {"name": "facts", "key": "a.jsonl"}},
     storage={"pvc": {"size": "1Gi", "storageClassName": "fast", "accessMode": "ReadWriteMany"}},
+    placement={"tier": "DRAM", "priority": 10, "floor": "512Mi"},
     quota={"maxBytes": "1Gi", "maxFactsPerUser": 100},
     retention={"maxAgeDays": 30, "onDelete": "Retain"},
     job={
@@ -148,7 +149,11 @@ FULL = (
             "order": "stored",
             "unknownUser": "error",
         },
-        tiers={"dram": "8Gi", "stageTimeoutMs": 100},
+        tiers={
+            "gpu": {"budget": "auto", "headroomPercent": 10},
+            "dram": "8Gi",
+            "stageTimeoutMs": 100,
+        },
         serving={
             **_SCHEDULING,
             "resources": {"requests": {"cpu": 4}, "limits": {"nvidia.com/gpu": 2}},
