@@ -10,7 +10,7 @@ from prometheus_client import Counter as CounterMetric
 
 from inferscale_operator.cluster.cache import ChildCache, OwnerKey
 from inferscale_operator.handlers.hearing import Hearing
-from inferscale_operator.handlers.queue import WorkQueue
+from inferscale_operator.handlers.work_queue import WorkQueue
 
 _BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _STATUS_VALUES = {"True": 1.0, "False": 0.0}

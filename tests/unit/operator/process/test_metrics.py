@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from inferscale_operator.cluster.cache import ChildCache
 from inferscale_operator.desired.kinds import JOB
 from inferscale_operator.handlers.hearing import Hearing
-from inferscale_operator.handlers.queue import WorkQueue
+from inferscale_operator.handlers.work_queue import WorkQueue
 from inferscale_operator.health import Health, build_application
 from inferscale_operator.logs import JsonFormatter
 from inferscale_operator.metrics import OperatorMetrics
