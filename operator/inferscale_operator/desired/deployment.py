@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from inferscale_operator.api.base import GROUP
 from inferscale_operator.api.personalizedmodel import PersonalizedModelSpec
@@ -12,6 +13,7 @@ from inferscale_operator.desired.availability import spread_constraints
 from inferscale_operator.desired.claims import model_claim
 from inferscale_operator.desired.defaults import Defaults
 from inferscale_operator.desired.kinds import CONFIG_MAP, DEPLOYMENT, Manifest
+from inferscale_operator.desired.plan_map import PLAN_KEY, plan_name
 from inferscale_operator.desired.quantities import format_bytes, server_resources, shm_bytes
 from inferscale_operator.desired.runtime_config import FILE, config_text, serve_config
 from inferscale_operator.desired.secret import API_KEY
@@ -36,6 +38,22 @@ LEAST_PROGRESS_SECONDS = 600
 PROGRESS_MARGIN_SECONDS = 60
 REVISION = f"{GROUP}/revision"
 """Annotation of pods: a new value is a rolling update without any other change."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuShare:
+    """How the memory of each GPU is divided.
+
+    Attributes:
+        arena_bytes: Arena of hot KV; 0 for none.
+        utilization: vLLM's share of the GPU; None leaves it to vLLM or the spec.
+    """
+
+    arena_bytes: int = 0
+    utilization: float | None = None
+
+
+NO_SHARE = GpuShare()
 
 
 def server_generation(spec: PersonalizedModelSpec, stores: Sequence[StoreView]) -> str:
@@ -64,6 +82,7 @@ def build_generation(
     generation: str,
     api_key_secret: str | None,
     revision_mark: str | None = None,
+    gpu: GpuShare = NO_SHARE,
 ) -> list[Manifest]:
     """The children of one generation.
 
@@ -75,6 +94,7 @@ def build_generation(
         generation: From ``server_generation``.
         api_key_secret: Secret with the key ``api-key``; None when callers need no key.
         revision_mark: Changing it replaces the pods one by one; None or empty sets no mark.
+        gpu: Division of GPU memory.
 
     Returns:
         ConfigMap and Deployment. The ConfigMap's name holds a digest of its content, and the pods
@@ -83,7 +103,7 @@ def build_generation(
     Raises:
         ConfigError: When a size in the spec is too small; names field, value and mend.
     """
-    text = config_text(serve_config(spec, stores))
+    text = config_text(serve_config(spec, stores, gpu.arena_bytes))
     mark = naming.digest([generation, text])
     config = naming.child(
         CONFIG_MAP,
@@ -94,7 +114,8 @@ def build_generation(
         generation=generation,
     )
     mounts = _mounts(owner, spec, stores, config["metadata"]["name"])
-    container = _container(owner, spec, stores, defaults, api_key_secret, mounts)
+    arguments = _arguments(owner, spec, gpu)
+    container = _container(arguments, spec, stores, defaults, api_key_secret, mounts)
     pod_spec: Manifest = {
         "containers": [container],
         "restartPolicy": "Always",
@@ -144,7 +165,7 @@ def _deployment(
 
 
 def _container(
-    owner: naming.Owner,
+    arguments: Sequence[str],
     spec: PersonalizedModelSpec,
     stores: Sequence[StoreView],
     defaults: Defaults,
@@ -155,7 +176,7 @@ def _container(
     return pod.container(
         "serve",
         ["inferscale", "serve"],
-        _arguments(owner, spec),
+        arguments,
         scheduling=serving,
         defaults=defaults,
         body={
@@ -176,8 +197,9 @@ def _container(
     )
 
 
-def _arguments(owner: naming.Owner, spec: PersonalizedModelSpec) -> list[str]:
+def _arguments(owner: naming.Owner, spec: PersonalizedModelSpec, gpu: GpuShare) -> list[str]:
     serving = spec.serving
+    share = gpu.utilization
     length = spec.model.max_model_len
     return [
         "--config",
@@ -193,6 +215,7 @@ def _arguments(owner: naming.Owner, spec: PersonalizedModelSpec) -> list[str]:
         "--tensor-parallel-size",
         str(serving.tensor_parallel_size),
         *(["--max-model-len", str(length)] if length is not None else []),
+        *(["--gpu-memory-utilization", f"{share:.4f}"] if share is not None else []),
         "--shutdown-timeout",
         str(serving.shutdown_timeout_seconds),
         *(pod.literal(argument) for argument in serving.engine_args),
@@ -218,6 +241,7 @@ def _mounts(
 ) -> pod.Mounts:
     mounts = pod.Mounts()
     mounts.add_config_map("config", paths.CONFIG, config)
+    mounts.add_config_map("plan", paths.PLAN, plan_name(owner), PLAN_KEY, optional=True)
     for store in stores:
         claim = store_claim(store.name, store.spec)
         if claim is not None:

@@ -68,11 +68,21 @@ class Mounts:
         if one_node:
             self.one_node_claims.append(claim)
 
-    def add_config_map(self, name: str, path: str, config_map: str, key: str | None = None) -> None:
-        """Adds a ConfigMap, or one key of it."""
+    def add_config_map(
+        self,
+        name: str,
+        path: str,
+        config_map: str,
+        key: str | None = None,
+        *,
+        optional: bool = False,
+    ) -> None:
+        """Adds a ConfigMap, or one key of it; an optional one may be missing or come later."""
         source: Manifest = {"name": config_map, "defaultMode": READABLE_MODE}
         if key is not None:
             source["items"] = [{"key": key, "path": key}]
+        if optional:
+            source["optional"] = True
         self.add(name, path, {"configMap": source}, read_only=True)
 
     def add_key(self, name: str, file: str, ref: SecretKeyRef) -> None:

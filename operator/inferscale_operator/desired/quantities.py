@@ -111,6 +111,17 @@ def has_accelerator(resources: Resources) -> bool:
     )
 
 
+def asks_for_gpus(resources: Resources, tensor_parallel_size: int) -> bool:
+    """Whether server pods get whole NVIDIA GPUs, whose memory nodes tell by a label."""
+    if tensor_parallel_size > 1 and not has_accelerator(resources):
+        return True
+    return any(
+        exact_quantity(named[GPU]) > 0
+        for named in (resources.requests, resources.limits)
+        if GPU in named
+    )
+
+
 def server_resources(resources: Resources, tensor_parallel_size: int, dram: str) -> Manifest:
     """Resources of a server's container.
 

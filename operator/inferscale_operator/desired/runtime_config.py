@@ -8,7 +8,12 @@ from collections.abc import Sequence
 from inferscale_operator.api.memorystore import MemoryStoreSpec
 from inferscale_operator.api.personalizedmodel import PersonalizedModelSpec
 from inferscale_operator.desired.kinds import Manifest
-from inferscale_operator.desired.paths import EMBEDDER_KEY_FILE, SERVER_STORES, STORE
+from inferscale_operator.desired.paths import (
+    EMBEDDER_KEY_FILE,
+    PLAN_FILE,
+    SERVER_STORES,
+    STORE,
+)
 from inferscale_operator.desired.stores import StoreView, remote_embedders, store_url
 from inferscale_runtime.budget import MIB, ConfigError, format_quantity, parse_quantity
 from inferscale_runtime.config import (
@@ -55,7 +60,9 @@ def encode_config(name: str, spec: MemoryStoreSpec) -> Manifest:
     )
 
 
-def serve_config(spec: PersonalizedModelSpec, stores: Sequence[StoreView]) -> Manifest:
+def serve_config(
+    spec: PersonalizedModelSpec, stores: Sequence[StoreView], gpu_arena_bytes: int = 0
+) -> Manifest:
     """Settings of a server.
 
     Prompt and policy are those of the first store: the runtime takes each store's own from its
@@ -64,6 +71,7 @@ def serve_config(spec: PersonalizedModelSpec, stores: Sequence[StoreView]) -> Ma
     Args:
         spec: Of the PersonalizedModel.
         stores: Its stores in the order of the spec, at least one.
+        gpu_arena_bytes: Size of the arena in each GPU.
 
     Raises:
         ConfigError: When a size is too small; names field, value and mend.
@@ -96,6 +104,8 @@ def serve_config(spec: PersonalizedModelSpec, stores: Sequence[StoreView]) -> Ma
             tiers=TierConfig(
                 dram_bytes=_bytes("spec.tiers.dram", spec.tiers.dram, MIB),
                 stage_timeout_ms=spec.tiers.stage_timeout_ms,
+                plan_file=PLAN_FILE,
+                **({"gpu_bytes": gpu_arena_bytes} if gpu_arena_bytes else {}),
             ),
         )
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -11,12 +12,14 @@ from inferscale_operator.api.memorystore import MemoryStoreSpec, S3Location
 from inferscale_operator.api.personalizedmodel import PersonalizedModelSpec
 from inferscale_operator.desired.autoscaling import requests_query
 from inferscale_operator.desired.defaults import Defaults
+from inferscale_operator.desired.deployment import GpuShare
 from inferscale_operator.desired.encoder import (
     build_encode_run,
     build_encoder_base,
     build_erase_job,
 )
 from inferscale_operator.desired.pod import literal
+from inferscale_operator.desired.quantities import asks_for_gpus
 from inferscale_operator.desired.secret import build_api_key_secret
 from inferscale_operator.desired.server import (
     build_disruption_budget,
@@ -417,3 +420,48 @@ def test_one_server_has_one_embedding_endpoint() -> None:
     problem = embedder_conflict([_view("l"), first, other])
     assert problem is not None
     assert "'a' and 'b'" in problem
+
+
+def test_the_plan_is_mounted_and_its_content_is_not_part_of_the_pods() -> None:
+    config, deployment = _generation(_model())
+    plan = json.loads(config["data"]["config.json"])["tiers"]["plan_file"]
+    [volume] = [v for v in _pod(deployment)["volumes"] if v["name"] == "plan"]
+    assert volume["configMap"]["name"] == "x-plan"
+    assert volume["configMap"]["optional"] is True
+    [mount] = [m for m in _pod(deployment)["containers"][0]["volumeMounts"] if m["name"] == "plan"]
+    # By a subPath the kubelet would never bring the file up to date.
+    assert "subPath" not in mount
+    assert plan == f"{mount['mountPath']}/{volume['configMap']['items'][0]['path']}"
+
+
+def test_a_share_of_the_gpu_reaches_engine_and_arena() -> None:
+    config, deployment = _generation(_model(), gpu=GpuShare(3 << 30, 0.8125))
+    assert json.loads(config["data"]["config.json"])["tiers"]["gpu_bytes"] == 3 << 30
+    arguments = _pod(deployment)["containers"][0]["args"]
+    assert arguments[arguments.index("--gpu-memory-utilization") + 1] == "0.8125"
+    plain_config, plain = _generation(_model())
+    assert "gpu_bytes" not in json.loads(plain_config["data"]["config.json"])["tiers"]
+    assert "--gpu-memory-utilization" not in _pod(plain)["containers"][0]["args"]
+
+
+def test_a_changed_share_is_a_rolling_update_and_no_new_generation() -> None:
+    before, after = _generation(_model()), _generation(_model(), gpu=GpuShare(1 << 30, 0.8))
+    assert before[1]["metadata"]["name"] == after[1]["metadata"]["name"]
+    assert before[1]["spec"]["template"] != after[1]["spec"]["template"]
+
+
+@pytest.mark.parametrize(
+    ("serving", "expected"),
+    [
+        ({}, False),
+        ({"tensorParallelSize": 2}, True),
+        ({"resources": {"limits": {"nvidia.com/gpu": 1}}}, True),
+        ({"resources": {"requests": {"nvidia.com/gpu": 1}}}, True),
+        ({"resources": {"limits": {"nvidia.com/mig-1g.10gb": 2}}, "tensorParallelSize": 2}, False),
+        ({"resources": {"limits": {"amd.com/gpu": 2}}, "tensorParallelSize": 2}, False),
+        ({"resources": {"limits": {"cpu": 4}}}, False),
+    ],
+)
+def test_which_pods_get_whole_gpus(serving: dict[str, Any], expected: bool) -> None:
+    spec = _model(serving=serving).serving
+    assert asks_for_gpus(spec.resources, spec.tensor_parallel_size) is expected
