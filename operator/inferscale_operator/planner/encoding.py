@@ -71,7 +71,9 @@ def model_key(model: Model) -> str:
 def encoded_part(spec: MemoryStoreSpec, defaults: Defaults) -> str:
     """Digest of what the encoding depends on; the image holds the engine and the encoder."""
     fields = spec.model_dump(
-        mode="json", by_alias=True, exclude={"storage", "job", "suspend", "retention"}
+        mode="json",
+        by_alias=True,
+        exclude={"storage", "placement", "job", "suspend", "retention"},
     )
     fields["maxAgeDays"] = spec.retention.max_age_days
     fields["image"] = spec.job.image or defaults.runtime_image
@@ -204,7 +206,10 @@ class _Decision:
             create=tuple(made),
             delete=tuple(job_ref(job) for job in finished)
             + tuple(ref for ref in self._old_configs() if ref.name not in keep),
-            status={"job": {"name": name, "input": wanted, "attempt": attempt, "lastError": ""}},
+            status={
+                **_former_encoding(usable),
+                "job": {"name": name, "input": wanted, "attempt": attempt, "lastError": ""},
+            },
             requeue_seconds=POLL_SECONDS,
         )
 
@@ -248,7 +253,7 @@ class _Decision:
         encoded = total - left
         progress = f"{encoded} of {total} facts" if total else "starting"
         reason = "Refreshing" if usable else "Encoding"
-        status: Manifest = {}
+        status = _former_encoding(usable)
         if total and not usable:
             summary = f"{encoded}/{total}"
             status["facts"] = {
@@ -373,6 +378,14 @@ class _Decision:
         ends.sort(key=lambda end: end.exit_code != BAD_INPUT_EXIT)
         text = next((last_line(end.message) for end in ends if end.message), "")
         return (ends[0].exit_code if ends else -1), text or failure_message(job)
+
+
+def _former_encoding(usable: bool) -> Manifest:
+    """A job for another spec writes over what the status speaks of.
+
+    Who goes back to the former spec gets a job again: it is quick when everything is still there.
+    """
+    return {} if usable else {"encodedInput": ""}
 
 
 def _int(value: object) -> int:

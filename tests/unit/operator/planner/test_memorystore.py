@@ -57,6 +57,28 @@ def test_nothing_is_written_when_nothing_changed(world: World) -> None:
     assert world.writes == before
 
 
+def test_a_former_spec_is_encoded_again_after_a_job_for_another(world: World) -> None:
+    encoded(world)
+    world.edit(*STORE, encoding={"policy": "none"})
+    world.settle()
+    world.finish_all_jobs()  # it ends, and has written, before anybody looks
+    world.edit(*STORE, encoding={})
+    world.settle()
+    assert world.condition(*STORE)["reason"] == "Encoding"
+    world.finish_all_jobs()
+    world.settle()
+    assert world.condition(*STORE)["status"] == "True"
+
+
+def test_placement_is_no_reason_to_encode(world: World) -> None:
+    encoded(world)
+    [job] = jobs_of(world, "maya")
+    world.edit(*STORE, placement={"tier": "GPU", "priority": 7, "floor": "1Gi"})
+    world.settle()
+    assert jobs_of(world, "maya") == [job]
+    assert world.condition(*STORE)["status"] == "True"
+
+
 def test_reports_of_all_pods_are_summed(world: World) -> None:
     world.edit(*STORE, job={"parallelism": 3})
     encoded(world)
