@@ -50,12 +50,9 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 
 {{/* Reference of an image. Call with (dict "root" $ "image" .Values.image). */}}
 {{- define "inferscale.image" -}}
-{{- $registry := default .image.registry .root.Values.global.imageRegistry | trimSuffix "/" -}}
-{{- if .image.digest -}}
-{{- printf "%s/%s@%s" $registry .image.repository .image.digest -}}
-{{- else -}}
-{{- printf "%s/%s:%s" $registry .image.repository (default .root.Chart.AppVersion .image.tag) -}}
-{{- end -}}
+{{- with default .image.registry .root.Values.global.imageRegistry }}{{ trimSuffix "/" . }}/{{ end -}}
+{{- .image.repository -}}
+{{- if .image.digest }}@{{ .image.digest }}{{ else }}:{{ default .root.Chart.AppVersion .image.tag }}{{ end -}}
 {{- end -}}
 
 {{- define "inferscale.imagePullSecrets" -}}

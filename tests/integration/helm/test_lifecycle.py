@@ -23,6 +23,9 @@ from tests.integration.kube.api import Api
 from tests.integration.kube.control_plane import ControlPlane, install_crds
 from tests.integration.kube.resources import facts, memory_store
 
+# The certificate of a throw-away API server is its own.
+pytestmark = pytest.mark.filterwarnings("ignore:Unverified HTTPS request")
+
 MARK = "inferscale.dev/crd-version"
 
 

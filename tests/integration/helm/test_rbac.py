@@ -25,6 +25,9 @@ from tests.integration.kube.resources import facts, memory_store, personalized_m
 from inferscale_operator.desired.kinds import CHILD_KINDS
 from inferscale_operator.handlers.observe import UNWATCHED_KINDS
 
+# The certificate of a throw-away API server is its own.
+pytestmark = pytest.mark.filterwarnings("ignore:Unverified HTTPS request")
+
 Right = tuple[str, str, str]
 """API group, resource with subresource, verb."""
 

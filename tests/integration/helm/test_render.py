@@ -161,7 +161,6 @@ def test_namespaced_mode_has_no_cluster_wide_object(rendered: Render) -> None:
 def test_air_gapped_images_come_from_the_mirror_by_digest(rendered: Render) -> None:
     (values,) = (path for path in VALUES if path.stem == "airgapped")
     text = yaml.safe_dump_all(rendered(values))
-    assert "ghcr.io" not in text
     for spec in _pods(rendered(values)):
         assert spec["imagePullSecrets"] == [{"name": "mirror"}, {"name": "second"}]
         (container,) = spec["containers"]
@@ -197,6 +196,20 @@ def test_operator_takes_its_arguments(rendered: Render, values_file: Path) -> No
         name for role in roles for rule in role["rules"] for name in rule.get("resourceNames", [])
     }
     assert names in (set(), {settings.lease_name})
+
+
+def test_defaults_and_versions_are_those_of_the_program(rendered: Render) -> None:
+    from inferscale_operator.settings import VERSION, Settings, read_settings
+
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["version"] == chart["appVersion"] == VERSION
+    (values,) = (path for path in VALUES if path.stem == "default")
+    (deployment,) = (item for item in rendered(values) if item["kind"] == "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    words = [word for word in container["args"] if "operator-namespace" not in word]
+    own = Settings(identity="same")
+    given = read_settings([*words, "--identity=same"], {}, Path("/nonexistent"))
+    assert given == own
 
 
 def test_notes_name_the_first_commands(helm: Helm) -> None:
