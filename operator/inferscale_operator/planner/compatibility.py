@@ -32,12 +32,19 @@ class Stores:
     gone: bool
 
 
-def check_stores(spec: PersonalizedModelSpec, observed: Observed) -> Stores:
+def check_stores(
+    spec: PersonalizedModelSpec, observed: Observed, budget: Draft | None = None
+) -> Stores:
     """Looks at every store that the spec names.
 
     A store that is missing or being deleted is left out of what is served, at once: that is what
     deleting it means. A store that is not encoded yet holds the new generation back, and what
     serves now goes on.
+
+    Args:
+        spec: Of the PersonalizedModel.
+        observed: What was seen.
+        budget: Why memory does not suffice, as condition ``Compatible``, or None.
     """
     views: list[StoreView] = []
     absent: list[str] = []
@@ -63,7 +70,7 @@ def check_stores(spec: PersonalizedModelSpec, observed: Observed) -> Stores:
             continue
         views.append(StoreView(ref.name, store, str(status["fingerprint"])))
     gone = len(absent) == len(spec.memory_stores)
-    incompatible = incompatible or _conflict(views)
+    incompatible = incompatible or _conflict(views) or budget
     usable = waiting is None and incompatible is None and bool(views)
     drafts = (
         _stores_ready(absent, waiting),

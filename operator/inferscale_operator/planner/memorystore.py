@@ -25,6 +25,7 @@ from inferscale_operator.planner.requirements import (
     storage_requirements,
 )
 from inferscale_operator.planner.schedule import check_schedule, next_due
+from inferscale_operator.planner.tiers import fastest_tier
 from inferscale_runtime.budget import ConfigError
 
 
@@ -158,7 +159,7 @@ def _status(
         **{key: value for key, value in old.items() if key not in ("nextSyncTime",)},
         **run.status,
         "observedGeneration": generation,
-        "tier": "object" if spec.storage.s3 is not None else "disk",
+        "tier": _tier(resource["metadata"]["name"], spec, observed),
         "location": spec.storage.s3.url
         if spec.storage.s3 is not None
         else claim_name(resource, spec),
@@ -167,6 +168,13 @@ def _status(
     if spec.source.refresh is not None and drafts[0].reason != "InvalidSchedule":
         status["nextSyncTime"] = timestamp(next_due(spec.source.refresh, observed.now))
     return status
+
+
+def _tier(name: str, spec: MemoryStoreSpec, observed: Observed) -> str:
+    """Where servers keep it, else where it lies."""
+    tier = fastest_tier(name, observed.references)
+    stored = "object" if spec.storage.s3 is not None else "disk"
+    return stored if tier in (None, "disk") else str(tier)
 
 
 def _next_look(spec: MemoryStoreSpec, observed: Observed) -> float | None:

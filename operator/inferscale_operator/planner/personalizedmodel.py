@@ -35,8 +35,9 @@ from inferscale_operator.planner.conditions import (
     transition_events,
 )
 from inferscale_operator.planner.drift import differs
+from inferscale_operator.planner.gpu_budget import decide_gpu
 from inferscale_operator.planner.invalid import plan_invalid
-from inferscale_operator.planner.plan import Defaults, Observed, Plan, Ref
+from inferscale_operator.planner.plan import Defaults, Observed, Plan, Ref, earliest
 from inferscale_operator.planner.pods import first_trouble
 from inferscale_operator.planner.requirements import first_missing, server_requirements
 from inferscale_operator.planner.rollout import (
@@ -45,6 +46,7 @@ from inferscale_operator.planner.rollout import (
     is_complete,
     ready_replicas,
 )
+from inferscale_operator.planner.tiers import decide_tiers
 from inferscale_runtime.budget import ConfigError
 
 LOOK_SECONDS = 15.0
@@ -97,9 +99,11 @@ class _Decision:
         # A Service that someone bent or deleted: the status still says which one served.
         recorded = resource.get("status", {}).get("serving") or {}
         self.selected: str | None = selector.get(GENERATION) or recorded.get("hash")
+        memory = resource.get("status", {}).get("budget") or {}
+        self.gpu = decide_gpu(spec, observed, memory)
 
     def plan(self) -> Plan:
-        stores = check_stores(self.spec, self.observed)
+        stores = check_stores(self.spec, self.observed, self.gpu.draft)
         blocked = self._blocked()
         create, mark = self._api_key()
         target = None
@@ -118,21 +122,31 @@ class _Decision:
             apply.append(build_service(self.resource, rollout.serving))
             budget = build_disruption_budget(self.resource, self.spec, rollout.serving)
             apply += [budget] if budget is not None else []
+        tiers = decide_tiers(
+            self.resource,
+            self.spec,
+            self.observed,
+            rollout.serving,
+            self.generations.get(rollout.serving or ""),
+        )
+        apply += tiers.apply
         remove = [self.generations[name] for name in rollout.remove]
         if rollout.serving is not None and self.selected != rollout.serving:
             # The Service has not been seen to move: what it still selects stays for this step.
             remove = [item for item in remove if _generation_of(item) != self.selected]
-        drafts = [*stores.drafts, *self._scaling(), *self._serving(rollout, target, blocked, apply)]
-        needed = [draft for draft in drafts if draft.type != "ScalingReady"]
+        needed = [*stores.drafts, *self._serving(rollout, target, blocked, apply)]
+        drafts = [*needed, *self._scaling(), *tiers.drafts]
         drafts.append(summarise(needed, "Serving", f"generation {target} serves"))
         old = self.resource.get("status", {})
         return Plan(
             create=create,
             apply=tuple(apply),
             delete=(*map(_ref, remove), *self._orphans(apply, remove)),
-            status=self._status(rollout, drafts),
-            events=transition_events(old.get("conditions", []), drafts),
-            requeue_seconds=None if drafts[-1].status is True else LOOK_SECONDS,
+            status=self._status(rollout, drafts, tiers.status),
+            events=(*transition_events(old.get("conditions", []), drafts), *tiers.events),
+            requeue_seconds=earliest(
+                None if drafts[-1].status is True else LOOK_SECONDS, tiers.requeue_seconds
+            ),
         )
 
     def _blocked(self) -> Draft | None:
@@ -172,6 +186,7 @@ class _Decision:
             target,
             self._api_key_secret(),
             mark,
+            self.gpu.share,
         )
 
     def _scaling(self) -> list[Draft]:
@@ -247,7 +262,9 @@ class _Decision:
         text = f"{image}{found.message}; mend spec.serving or the cluster"
         return Draft("ServerAvailable", False, found.reason, text, warning=True)
 
-    def _status(self, rollout: Rollout, drafts: list[Draft]) -> Manifest:
+    def _status(
+        self, rollout: Rollout, drafts: list[Draft], placement: Manifest | None
+    ) -> Manifest:
         old = self.resource.get("status", {})
         metadata = self.resource["metadata"]
         generation = metadata.get("generation", 0)
@@ -269,6 +286,10 @@ class _Decision:
         coming = self.generations.get(rollout.coming or "")
         if coming is not None:
             status["next"] = _summary(rollout.coming, coming)
+        if placement is not None:
+            status["placement"] = placement
+        if self.gpu.status is not None:
+            status["budget"] = self.gpu.status
         return status
 
     def _orphans(self, apply: list[Manifest], removed: list[Manifest]) -> list[Ref]:

@@ -239,7 +239,8 @@ def _why_stale(pods: list[PodFigures], settings: PlacementSettings) -> str:
         return "no ready pod reports figures"
     for pod in pods:
         if pod.age_seconds > settings.max_age_seconds:
-            return f"pod {pod.name}: figures are {pod.age_seconds:.0f} s old"
+            # Without the age: whoever shows it would change it with every look.
+            return f"pod {pod.name}: figures are older than {settings.max_age_seconds:.0f} s"
         if pod.dram_capacity_bytes is None:
             return f"pod {pod.name}: no arena figures"
         if settings.gpu_arena_bytes and not pod.gpu_free_bytes:

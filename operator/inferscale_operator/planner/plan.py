@@ -23,9 +23,13 @@ class Observed:
         now: Time of the observation, UTC.
         children: Live children of the resource by (kind, name).
         references: Objects that the spec names, by (kind, name): Secrets (keys only, values left
-            out), ConfigMaps, claims, MemoryStores. A missing object is absent.
+            out), ConfigMaps, claims, MemoryStores; for a MemoryStore also the PersonalizedModels
+            that use it. A missing object is absent.
         pods: Pods of the resource's Jobs and Deployments; empty where the plan did not ask.
-        reports: What pods said on their status port, by pod name.
+        reports: What pods said of themselves, by pod name.
+        report_ages: Age in seconds of what a server pod said; what was said now is left out.
+        gpu_memory_bytes: Memory of the smallest GPU on the nodes that a PersonalizedModel's pods
+            may run on; None when it asks for none, or when it is not known.
         optional_kinds: Names of the optional kinds that the cluster knows.
         namespace_terminating: Whether the namespace is being deleted.
         entropy: Fresh random text for a Secret that has to be made.
@@ -36,6 +40,8 @@ class Observed:
     references: Mapping[ChildKey, Manifest] = field(default_factory=dict)
     pods: tuple[Manifest, ...] = ()
     reports: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    report_ages: Mapping[str, float] = field(default_factory=dict)
+    gpu_memory_bytes: int | None = None
     optional_kinds: frozenset[str] = frozenset()
     namespace_terminating: bool = False
     entropy: str = ""

@@ -63,6 +63,10 @@ def _bend(index: int) -> Event:
     return event
 
 
+def _run_servers(world: World) -> None:
+    world.run_servers({"maya": 1.0})
+
+
 def _report(job: dict[str, Any]) -> dict[str, Any]:
     """Another spec, another fingerprint, as the encoder would say."""
     half = job["metadata"]["labels"][INPUT][:12]
@@ -84,6 +88,9 @@ EVENTS: list[Event] = [
     lambda world: world.roll_out_all(),
     lambda world: world.pass_time(30),
     lambda world: world.pods.clear(),
+    _run_servers,
+    lambda world: world.run_servers(),
+    lambda world: world.report_ages.update(dict.fromkeys(world.reports, 61.0)),
     *(_remove(index) for index in range(4)),
     *(_bend(index) for index in range(4)),
 ]
@@ -104,6 +111,7 @@ def _come_to_rest(world: World) -> None:
         for job in world.active_jobs():
             world.finish(job, _report(job))
         world.roll_out_all()
+        _run_servers(world)
         world.pass_time(2000)
         world.settle(20)
         if world.writes == before and not world.active_jobs():
@@ -160,6 +168,8 @@ def test_any_order_of_events_reaches_the_same_objects(order: list[tuple[int, str
     fresh = _new_world(store["spec"], model["spec"], world.others["ConfigMap", "facts"]["data"])
     _come_to_rest(fresh)
     assert _final(world) == _final(fresh)
+    assert world.condition(*MODEL, "MetricsFresh")["status"] == "True"
+    assert store["status"]["tier"] == "dram"
     for resource in (STORE, MODEL):
         assert world.condition(*resource)["status"] == "True"
         generation = world.resources[resource]["metadata"]["generation"]

@@ -148,7 +148,10 @@ def test_a_store_that_cools_down_stays_while_there_is_room() -> None:
     ("pods", "reason"),
     [
         ((), "no ready pod"),
-        ((POD, replace(POD, name="pod-1", age_seconds=61)), "pod pod-1: figures are 61 s old"),
+        (
+            (POD, replace(POD, name="pod-1", age_seconds=61)),
+            "pod pod-1: figures are older than 60 s",
+        ),
         ((replace(POD, gpu_free_bytes=()),), "pod pod-0: no GPU figures"),
         ((replace(POD, dram_capacity_bytes=None),), "pod pod-0: no arena figures"),
     ],

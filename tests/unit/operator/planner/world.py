@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from inferscale_operator.desired.kinds import JOB, Manifest
-from inferscale_operator.desired.naming import FINALIZER, INPUT
+from inferscale_operator.desired.naming import FINALIZER, GENERATION, INPUT
 from inferscale_operator.planner import memorystore, personalizedmodel
 from inferscale_operator.planner.drift import differs
 from inferscale_operator.planner.plan import ChildKey, Defaults, EventRecord, Observed, Plan
@@ -28,6 +28,8 @@ class World:
         self.others: dict[ChildKey, Manifest] = {}
         self.pods: dict[str, Manifest] = {}
         self.reports: dict[str, dict[str, object]] = {}
+        self.report_ages: dict[str, float] = {}
+        self.gpu_memory_bytes: int | None = None
         self.events: list[EventRecord] = []
         self.optional_kinds: frozenset[str] = frozenset()
         self.terminating = False
@@ -84,7 +86,9 @@ class World:
             },
             references=copy.deepcopy(references),
             pods=tuple(copy.deepcopy(list(self.pods.values()))),
-            reports=self.reports,
+            reports=copy.deepcopy(self.reports),
+            report_ages=dict(self.report_ages),
+            gpu_memory_bytes=self.gpu_memory_bytes,
             optional_kinds=self.optional_kinds,
             namespace_terminating=self.terminating,
             entropy="random",
@@ -229,8 +233,51 @@ class World:
             if kind == "Deployment":
                 self.roll_out(item)
 
+    def run_servers(self, *heats: dict[str, float], **figures: Any) -> None:
+        """A ready pod for each map of heats by store, in every generation; all others are gone."""
+        self.pods = {name: pod for name, pod in self.pods.items() if not name.startswith("server-")}
+        self.reports.clear()
+        self.report_ages.clear()
+        for (_, (kind, deployment)), item in sorted(self.children.items()):
+            if kind != "Deployment":
+                continue
+            for number, heat in enumerate(heats):
+                name = f"server-{deployment}-{number}"
+                self.pods[name] = {
+                    "metadata": {
+                        "name": name,
+                        "labels": {
+                            "app.kubernetes.io/component": "server",
+                            GENERATION: item["metadata"]["labels"][GENERATION],
+                        },
+                    },
+                    "status": {
+                        "phase": "Running",
+                        "conditions": [{"type": "Ready", "status": "True"}],
+                    },
+                }
+                self.reports[name] = pod_report(heat, **figures)
+
     def pass_time(self, seconds: float) -> None:
         self.now += timedelta(seconds=seconds)
+
+
+def pod_report(
+    heat: dict[str, float], dram: int = 320, gpu_free: int | None = None
+) -> dict[str, object]:
+    """What matters here of a server's status."""
+    gpu = (
+        {"up": False, "reason": "Driver Not Loaded", "devices": []}
+        if gpu_free is None
+        else {"up": True, "age_seconds": 1.0, "devices": [{"free_bytes": gpu_free}]}
+    )
+    return {
+        "tiers": {
+            "dram": {"slab_bytes": dram},
+            "stores": {name: {"heat": value} for name, value in heat.items()},
+        },
+        "gpu": gpu,
+    }
 
 
 STORE_SPEC: dict[str, Any] = {
