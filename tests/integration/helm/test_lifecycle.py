@@ -185,6 +185,19 @@ def test_definitions_as_manifests_stay_too(without_crds: Release, tmp_path: Path
         assert left[name]["spec"] == first[name]["spec"]
 
 
+def test_manifests_take_over_definitions_that_are_there(installed: Release) -> None:
+    """As docs/helm.md says: Helm asks for two flags, once."""
+    manifest = ("--set", "crds.method=manifest")
+    before = installed.crds()
+    with pytest.raises(HelmError, match="invalid ownership metadata"):
+        installed.install(*manifest)
+    installed.install(*manifest, "--take-ownership", "--force-conflicts")
+    installed.upgrade(*manifest)
+    for name, crd in installed.crds().items():
+        assert crd["metadata"]["uid"] == before[name]["metadata"]["uid"]
+        assert crd["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+
+
 class _Answer(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._send("ok: acting\n")

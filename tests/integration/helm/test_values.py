@@ -80,6 +80,12 @@ def test_values_that_do_not_go_together_are_refused(helm: Helm, setting: str) ->
         assert words in message
 
 
+def test_older_clusters_are_refused(helm: Helm) -> None:
+    with pytest.raises(HelmError, match=r"requires kubeVersion: >=1.31.0-0"):
+        helm.template("--kube-version", "1.30.9")
+    assert helm.template("--kube-version", "1.31.0-gke.5")
+
+
 def test_same_values_are_taken_together(helm: Helm) -> None:
     """The counterpart of the table above: what the messages ask for is accepted."""
     mended = (
