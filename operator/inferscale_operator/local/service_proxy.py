@@ -11,13 +11,19 @@ import asyncio
 import contextlib
 import itertools
 import json
+import logging
 from collections.abc import Sequence
 
 from inferscale_operator.cluster.base import Cluster
+from inferscale_operator.cluster.errors import ClusterError
 from inferscale_operator.desired.kinds import POD, SERVICE, Manifest
 from inferscale_operator.local.pod_status import PORTS_ANNOTATION, is_ready
 
+logger = logging.getLogger(__name__)
+
 LOOPBACK = "127.0.0.1"
+_LOOK_SECONDS = 2.0
+"""How long a connection waits for the cluster to name the ready pods."""
 _CHUNK = 1 << 16
 _BODY = b'{"error": {"message": "no pod of this service is ready", "type": "unavailable"}}\n'
 _UNAVAILABLE = (
@@ -66,6 +72,7 @@ class ServiceProxy:
         self._namespace = namespace
         self._name = name
         self._turn = itertools.count()
+        self._last: list[int] = []
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
 
@@ -101,8 +108,9 @@ class ServiceProxy:
         assert task is not None
         self._connections.add(task)
         try:
-            with contextlib.suppress(OSError):
-                await self._serve(reader, writer)
+            await self._serve(reader, writer)
+        except OSError as error:
+            logger.info("service %s: a connection ended: %r", self._name, error)
         finally:
             self._connections.discard(task)
             writer.close()
@@ -129,16 +137,25 @@ class ServiceProxy:
             pod_writer.close()
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
-        service = await self._cluster.get(SERVICE, self._namespace, self._name)
-        if service is None:
-            return None
-        ports = backends(service, await self._cluster.list(POD, self._namespace))
+        ports = await self._backends()
         first = next(self._turn)
         for offset in range(len(ports)):
             port = ports[(first + offset) % len(ports)]
             with contextlib.suppress(OSError):
                 return await asyncio.open_connection(LOOPBACK, port)
         return None
+
+    async def _backends(self) -> list[int]:
+        """Ports of ready pods; those known last while the cluster does not answer."""
+        try:
+            async with asyncio.timeout(_LOOK_SECONDS):
+                service = await self._cluster.get(SERVICE, self._namespace, self._name)
+                pods = await self._cluster.list(POD, self._namespace) if service else []
+        except (ClusterError, TimeoutError) as error:
+            logger.warning("service %s: the cluster does not answer: %r", self._name, error)
+            return self._last
+        self._last = backends(service, pods) if service else []
+        return self._last
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
