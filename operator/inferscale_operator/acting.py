@@ -66,7 +66,14 @@ class Acting:
             erase_timeout_seconds=settings.erase_timeout_seconds,
         )
         self._reconciler = Reconciler(
-            cluster, self._cache, self._queue, plans, defaults, metrics, self._router.wrote
+            cluster,
+            self._cache,
+            self._queue,
+            plans,
+            defaults,
+            metrics,
+            self._router.wrote,
+            models_of=self._router.models_of,
         )
         metrics.follow(self._queue, self._cache)
         health.live += [self._hearing.deaf, lambda: self._queue.hung(settings.hung_seconds)]

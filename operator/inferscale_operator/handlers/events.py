@@ -13,6 +13,7 @@ from inferscale_operator.desired.kinds import (
 from inferscale_operator.handlers.hearing import Hearing
 from inferscale_operator.handlers.work_queue import WorkQueue
 from inferscale_operator.planner.references import store_names
+from inferscale_operator.planner.tiers import live_tiers
 
 DELETED = "DELETED"
 
@@ -34,6 +35,7 @@ class Router:
         self._heard: dict[OwnerKey, int] = {}
         self._models_of_store: dict[tuple[str, str], set[OwnerKey]] = {}
         self._stores_of_model: dict[OwnerKey, tuple[str, ...]] = {}
+        self._tiers_of_model: dict[OwnerKey, dict[str, str]] = {}
 
     @property
     def known(self) -> list[OwnerKey]:
@@ -43,6 +45,10 @@ class Router:
     def heard_version(self, key: OwnerKey) -> int:
         """Newest version of a custom resource that the watch told of; 0 for none."""
         return self._heard.get(key, 0)
+
+    def models_of(self, store: OwnerKey) -> list[str]:
+        """Names of the PersonalizedModels that use a MemoryStore."""
+        return sorted(key[2] for key in self._models_of_store.get((store[1], store[2]), ()))
 
     def event(self, kind: Kind, change: str, manifest: Manifest) -> None:
         """One event.
@@ -86,6 +92,7 @@ class Router:
         self._link(kind, key, manifest)
         self._queue.add(key)
         self._queue_models(key)
+        self._queue_stores(key, live_tiers(manifest))
         return True
 
     def wrote(self, manifest: Manifest) -> None:
@@ -97,6 +104,7 @@ class Router:
         if key in self._versions:
             self._versions[key] = version
         self._queue_models(key)
+        self._queue_stores(key, live_tiers(manifest))
 
     def removed(self, key: OwnerKey) -> None:
         """A custom resource is gone."""
@@ -105,11 +113,22 @@ class Router:
         self._unlink(key)
         self._queue.add(key)
         self._queue_models(key)
+        self._queue_stores(key, {})
 
     def _queue_models(self, key: OwnerKey) -> None:
         if key[0] == MEMORY_STORE.kind:
             for model in sorted(self._models_of_store.get((key[1], key[2]), ())):
                 self._queue.add(model)
+
+    def _queue_stores(self, key: OwnerKey, tiers: dict[str, str]) -> None:
+        """A model's stores show where it keeps them, so they are looked at when that changes."""
+        if key[0] != PERSONALIZED_MODEL.kind:
+            return
+        before = self._tiers_of_model.pop(key, {})
+        if tiers:
+            self._tiers_of_model[key] = tiers
+        for name, _ in sorted(before.items() ^ tiers.items()):
+            self._queue.add((MEMORY_STORE.kind, key[1], name))
 
     def _link(self, kind: Kind, key: OwnerKey, manifest: Manifest) -> None:
         if kind != PERSONALIZED_MODEL:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -27,13 +27,16 @@ from inferscale_operator.desired.kinds import (
     Manifest,
 )
 from inferscale_operator.desired.naming import owner_labels
+from inferscale_operator.handlers.figures import STATUS_PATH, Figures
 from inferscale_operator.planner.plan import ChildKey, Observed
 from inferscale_operator.planner.references import references
+from inferscale_operator.planner.rollout import ready_replicas
 
 STATUS_PORT = "status"
-STATUS_PATH = "/inferscale/v1/status"
 _MOST_REPORTS = 64
-_REFERENCE_KINDS = {kind.kind: kind for kind in (SECRET, CONFIG_MAP, CLAIM, MEMORY_STORE)}
+_REFERENCE_KINDS = {
+    kind.kind: kind for kind in (SECRET, CONFIG_MAP, CLAIM, MEMORY_STORE, PERSONALIZED_MODEL)
+}
 OPTIONAL_KINDS = tuple(kind for kind in CHILD_KINDS if kind.optional)
 UNWATCHED_KINDS = (SECRET,)
 """Children that are read one by one: watching Secrets would take the right to list all of them."""
@@ -45,7 +48,12 @@ def kind_named(name: str) -> Kind:
 
 
 async def observe(
-    cluster: Cluster, cache: ChildCache, resource: Manifest, now: datetime
+    cluster: Cluster,
+    cache: ChildCache,
+    resource: Manifest,
+    now: datetime,
+    figures: Figures,
+    models: Iterable[str] = (),
 ) -> Observed:
     """Everything that a decision about a custom resource may depend on.
 
@@ -54,6 +62,8 @@ async def observe(
         cache: Its children.
         resource: The live custom resource.
         now: Time, UTC.
+        figures: Asks pods and nodes.
+        models: Names of the PersonalizedModels that use a MemoryStore.
 
     Raises:
         ClusterError: Something could not be read.
@@ -63,18 +73,24 @@ async def observe(
     key: OwnerKey = (str(resource["kind"]), namespace, str(metadata["name"]))
     await _read_unwatched(cluster, cache, resource)
     children = own_children(resource, cache.children(key))
-    found, optional, pods, terminating = await asyncio.gather(
-        _references(cluster, namespace, resource),
+    users = [(PERSONALIZED_MODEL.kind, name) for name in models]
+    found, optional, pods, terminating, gpu_memory = await asyncio.gather(
+        _references(cluster, namespace, [*references(resource), *users]),
         _optional_kinds(cluster),
         _pods(cluster, resource, children),
         _namespace_terminating(cluster, resource),
+        figures.gpu_memory(resource),
     )
+    from_encoders = await _reports(cluster, pods)
+    from_servers, ages = await figures.reports(pods)
     return Observed(
         now=now,
         children=children,
         references=found,
         pods=pods,
-        reports=await _reports(cluster, pods),
+        reports=from_encoders | from_servers,
+        report_ages=ages,
+        gpu_memory_bytes=gpu_memory,
         optional_kinds=optional,
         namespace_terminating=terminating,
         entropy=secrets.token_urlsafe(32),
@@ -121,9 +137,8 @@ def api_key_name(resource: Manifest) -> str:
 
 
 async def _references(
-    cluster: Cluster, namespace: str, resource: Manifest
+    cluster: Cluster, namespace: str, keys: list[ChildKey]
 ) -> dict[ChildKey, Manifest]:
-    keys = references(resource)
     values = await asyncio.gather(
         *(cluster.get(_REFERENCE_KINDS[kind], namespace, name) for kind, name in keys)
     )
@@ -138,7 +153,7 @@ async def _optional_kinds(cluster: Cluster) -> frozenset[str]:
 async def _pods(
     cluster: Cluster, resource: Manifest, children: Mapping[ChildKey, Manifest]
 ) -> tuple[Manifest, ...]:
-    if not any(in_progress(resource, child) for child in children.values()):
+    if not any(in_progress(resource, child) or serves(child) for child in children.values()):
         return ()
     namespace = str(resource["metadata"]["namespace"])
     return tuple(await cluster.list(POD, namespace, owner_labels(resource)))
@@ -155,6 +170,11 @@ def in_progress(resource: Manifest, child: Manifest) -> bool:
         known = recorded.get("name") == child["metadata"]["name"] and recorded.get("finishedAt")
         return not (ended and known)
     return child["kind"] == DEPLOYMENT.kind and not _rolled_out(child)
+
+
+def serves(child: Manifest) -> bool:
+    """Whether a child has ready server pods, which tell figures."""
+    return child["kind"] == DEPLOYMENT.kind and ready_replicas(child) > 0
 
 
 def _rolled_out(deployment: Manifest) -> bool:

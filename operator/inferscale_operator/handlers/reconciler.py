@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
@@ -26,6 +26,7 @@ from inferscale_operator.cluster.errors import (
 from inferscale_operator.cluster.lease import LeaseLostError
 from inferscale_operator.desired.kinds import Manifest
 from inferscale_operator.handlers.execute import Executor
+from inferscale_operator.handlers.figures import Figures
 from inferscale_operator.handlers.observe import kind_named, observe
 from inferscale_operator.handlers.work_queue import WorkQueue
 from inferscale_operator.planner.plan import Defaults, EventRecord, Observed, Plan
@@ -71,6 +72,7 @@ class Reconciler:
         reports: Figures.
         on_own_write: Told of each version of a custom resource that this operator wrote.
         now: Time, UTC.
+        models_of: Names of the PersonalizedModels that use a MemoryStore.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Reconciler:
         reports: Reports,
         on_own_write: Callable[[Manifest], None] = lambda _: None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        models_of: Callable[[OwnerKey], Iterable[str]] = lambda _: (),
     ) -> None:
         self._cluster = cluster
         self._cache = cache
@@ -92,6 +95,8 @@ class Reconciler:
         self._reports = reports
         self._on_own_write = on_own_write
         self._now = now
+        self._models_of = models_of
+        self._figures = Figures(cluster)
         self._repeats: dict[OwnerKey, int] = {}
 
     async def work(self) -> None:
@@ -135,7 +140,14 @@ class Reconciler:
             self._reports.gone(key)
             return _Pass("gone")
         self._tell_conditions(key, resource)
-        observed = await observe(self._cluster, self._cache, resource, self._now())
+        observed = await observe(
+            self._cluster,
+            self._cache,
+            resource,
+            self._now(),
+            self._figures,
+            self._models_of(key),
+        )
         plan = self._plans[kind](resource, observed, self._defaults)
         executor = Executor(self._cluster, self._cache, resource, observed, self._on_own_write)
         try:

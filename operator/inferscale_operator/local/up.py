@@ -138,6 +138,7 @@ class Up:
             defaults,
             _NoReports(),
             self._router.wrote,
+            models_of=self._router.models_of,
         )
         self._stop = asyncio.Event()
         self._dirty = asyncio.Event()

@@ -130,3 +130,35 @@ def test_two_misses_with_nothing_told_in_between_are_deafness() -> None:
     assert hearing.deaf() == "the watch of Job does not tell of changes that a list shows"
     hearing.heard(JOB)
     assert hearing.deaf() is None
+
+
+def placed(version: int, tier: str, ready: int = 1, *, others: str = "a") -> dict[str, Any]:
+    stores = [{"name": "m", "tier": tier, "reason": others}]
+    status = {"readyReplicas": ready, "placement": {"metricsFresh": True, "stores": stores}}
+    return {**model(version, "m"), "status": status}
+
+
+def test_stores_are_looked_at_when_a_model_keeps_them_elsewhere() -> None:
+    bench = Bench()
+    bench.router.event(PERSONALIZED_MODEL, "ADDED", model(1, "m"))
+    assert bench.queued() == [MODEL]
+    bench.router.wrote(placed(2, "disk"))
+    assert bench.queued() == [STORE]
+    bench.router.wrote(placed(3, "disk", others="b"))
+    assert bench.queued() == []
+    bench.router.event(PERSONALIZED_MODEL, "MODIFIED", placed(4, "dram"))
+    assert bench.queued() == [MODEL, STORE]
+    bench.router.wrote(placed(5, "dram", ready=0))
+    assert bench.queued() == [STORE]
+    bench.router.wrote(placed(6, "dram"))
+    bench.queued()
+    bench.router.event(PERSONALIZED_MODEL, "DELETED", placed(7, "dram"))
+    assert bench.queued() == [MODEL, STORE]
+
+
+def test_models_of_a_store_are_known() -> None:
+    bench = Bench()
+    bench.router.event(PERSONALIZED_MODEL, "ADDED", model(1, "m", "n"))
+    assert bench.router.models_of(STORE) == ["p"]
+    bench.router.event(PERSONALIZED_MODEL, "MODIFIED", model(2, "n"))
+    assert bench.router.models_of(STORE) == []
