@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from inferscale_operator.cluster.errors import ClusterError
 from inferscale_operator.desired.kinds import CLAIM, CONFIG_MAP, SECRET, Kind, Manifest
 from inferscale_operator.local import probes
 from inferscale_operator.local.containers import Running
-from inferscale_operator.local.environment import Lookup, container_environment
+from inferscale_operator.local.environment import Lookup, MissingError, container_environment
 from inferscale_operator.local.expansion import expand, local_arguments, rewrite
 from inferscale_operator.local.processes import (
     Process,
@@ -25,6 +26,8 @@ from inferscale_operator.local.processes import (
 from inferscale_operator.local.volumes import VolumeFolders
 
 TERMINATION_LOG = "/dev/termination-log"
+FOLLOW_SECONDS = 5.0
+"""Between two looks at the ConfigMaps of a running container; a kubelet takes about a minute."""
 
 OnLine = Callable[[str, str], None]
 """Gets (pod name, line) of every output line."""
@@ -162,6 +165,7 @@ class LocalContainer:
         prepared: Prepared,
         ports: Mapping[str, int],
         log: Path,
+        follow: Callable[[], Awaitable[None]],
     ) -> None:
         self.pid = process.pid
         self._process = process
@@ -169,10 +173,15 @@ class LocalContainer:
         self._prepared = prepared
         self._ports = ports
         self._log = log
+        self._follow = follow
 
     async def wait(self) -> int:
-        """The exit status."""
-        return await self._process.wait()
+        """The exit status; the files of ConfigMaps are kept up to date meanwhile."""
+        following = asyncio.ensure_future(self._follow())
+        try:
+            return await self._process.wait()
+        finally:
+            following.cancel()
 
     def terminate(self) -> None:
         """SIGTERM to the command."""
@@ -235,6 +244,7 @@ class Launcher:
         folders: Where volumes lie.
         on_line: Gets every line of output.
         host: Variables that every container gets; those of this process by default.
+        follow_seconds: Between two looks at the ConfigMaps of a running container.
     """
 
     def __init__(
@@ -243,11 +253,13 @@ class Launcher:
         folders: VolumeFolders,
         on_line: OnLine,
         host: Mapping[str, str] | None = None,
+        follow_seconds: float = FOLLOW_SECONDS,
     ) -> None:
         self._read = read
         self._folders = folders
         self._on_line = on_line
         self._host = host_environment() if host is None else dict(host)
+        self._follow_seconds = follow_seconds
 
     async def launch(
         self, pod: Manifest, container: Mapping[str, Any], ports: Mapping[str, int]
@@ -269,7 +281,29 @@ class Launcher:
             log,
             lambda line: self._on_line(name, line),
         )
-        return LocalContainer(process, container, prepared, ports, log.with_suffix(".hooks.log"))
+        return LocalContainer(
+            process,
+            container,
+            prepared,
+            ports,
+            log.with_suffix(".hooks.log"),
+            lambda: self._follow(pod, container, prepared.mounts),
+        )
+
+    async def _follow(
+        self, pod: Manifest, container: Mapping[str, Any], mounts: Mapping[str, str]
+    ) -> None:
+        """Brings ConfigMaps up to date until cancelled; while one is missing, none changes."""
+        volumes = pod["spec"].get("volumes") or []
+        names = [item["configMap"]["name"] for item in volumes if "configMap" in item]
+        namespace = pod["metadata"]["namespace"]
+        while names:
+            await asyncio.sleep(self._follow_seconds)
+            try:
+                maps = {name: await self._read(CONFIG_MAP, namespace, name) for name in names}
+                self._folders.follow(pod, container, _among(maps), mounts)
+            except (ClusterError, MissingError, OSError):
+                continue
 
     def log_of(self, pod: Manifest, container: str) -> Path:
         """The log file of a container; it stays when the pod goes."""
@@ -284,3 +318,7 @@ class Launcher:
     def close(self) -> None:
         """Removes what is of use only while this program runs."""
         shutil.rmtree(self._folders.memory, ignore_errors=True)
+
+
+def _among(config_maps: Mapping[str, Manifest | None]) -> Lookup:
+    return lambda _, name: config_maps.get(name)

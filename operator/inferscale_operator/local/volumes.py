@@ -2,8 +2,8 @@
 
 Folders of claims lie in ``DATA/volumes/<namespace>/<claim>`` and stay. Everything else lies in the
 pod's own folder and goes with the pod. ConfigMaps and Secrets are written anew for each container,
-because mount paths inside JSON documents differ between containers; they are not updated while a
-container runs.
+because mount paths inside JSON documents differ between containers. ConfigMaps are followed while a
+container runs, but not where a ``subPath`` of them is mounted: a kubelet does the same.
 """
 
 from __future__ import annotations
@@ -89,6 +89,31 @@ class VolumeFolders:
             _write_files(Path(name), items, mounts)
         return mounts
 
+    def follow(
+        self,
+        pod: Manifest,
+        container: Mapping[str, Any],
+        lookup: Lookup,
+        mounts: Mapping[str, str],
+    ) -> None:
+        """Brings the files of a running container's ConfigMaps up to date, each by one rename.
+
+        Args:
+            pod: The Pod.
+            container: One of its containers.
+            lookup: Finds the ConfigMaps as they are now.
+            mounts: Mount path -> folder, as the container was started with.
+
+        Raises:
+            MissingError: Naming what is missing; the files stay as they are.
+        """
+        volumes = {item["name"]: item for item in pod["spec"].get("volumes") or []}
+        for mount in container.get("volumeMounts") or []:
+            volume = volumes[mount["name"]]
+            if "configMap" in volume and not mount.get("subPath"):
+                files = list(_volume_files(pod, volume, lookup))
+                _update_files(Path(mounts[mount["mountPath"]]), files, mounts)
+
     def _folder(self, pod: Manifest, volume: Mapping[str, Any], lookup: Lookup) -> Path:
         if "emptyDir" in volume:
             if (volume["emptyDir"] or {}).get("medium") == "Memory":
@@ -172,13 +197,37 @@ def _write_files(folder: Path, files: Iterable[_File], mounts: Mapping[str, str]
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, mode=0o700)
     for file in files:
-        path = folder / file.path
-        if not path.resolve().is_relative_to(folder.resolve()):
-            raise MissingError(f'path "{file.path}" of a volume leaves the volume')
+        path = _inside(folder, file)
         path.parent.mkdir(parents=True, exist_ok=True)
-        content = file.content
-        if file.may_hold_paths:
-            content = rewrite_json(content.decode(), mounts).encode()
         path.touch(mode=0o600)
-        path.write_bytes(content)
+        path.write_bytes(_content(file, mounts))
         path.chmod(file.mode)
+
+
+def _update_files(folder: Path, files: Iterable[_File], mounts: Mapping[str, str]) -> None:
+    wanted = {_inside(folder, file): file for file in files}
+    for path in [item for item in folder.rglob("*") if item.is_file() and item not in wanted]:
+        path.unlink()
+    for path, file in wanted.items():
+        content = _content(file, mounts)
+        if path.is_file() and path.read_bytes() == content:
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_name(f".{path.name}.new")
+        fresh.unlink(missing_ok=True)
+        fresh.write_bytes(content)
+        fresh.chmod(file.mode)
+        fresh.replace(path)
+
+
+def _inside(folder: Path, file: _File) -> Path:
+    path = folder / file.path
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise MissingError(f'path "{file.path}" of a volume leaves the volume')
+    return path
+
+
+def _content(file: _File, mounts: Mapping[str, str]) -> bytes:
+    if not file.may_hold_paths:
+        return file.content
+    return rewrite_json(file.content.decode(), mounts).encode()

@@ -42,7 +42,10 @@ class Machine:
         self.folders = VolumeFolders(folder / "data", folder / "memory")
         self.lines: list[tuple[str, str]] = []
         self.launcher = Launcher(
-            self.cluster.get, self.folders, lambda name, line: self.lines.append((name, line))
+            self.cluster.get,
+            self.folders,
+            lambda name, line: self.lines.append((name, line)),
+            follow_seconds=0.02,
         )
         self.executor = Executor(self.cluster, self.launcher, backoff=Backoff(first=0.05))
 
@@ -455,3 +458,29 @@ async def test_config_maps_are_read_when_the_container_starts(machine: Machine) 
     )
     await machine.phase("Succeeded")
     assert machine.lines == [("p", "[]")]
+
+
+async def test_a_running_container_sees_a_changed_config_map(machine: Machine) -> None:
+    plan = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "plan", "namespace": "ns"},
+    }
+    code = (
+        "import os, sys, time\nseen = None\nwhile seen != 'two':\n"
+        " text = open(sys.argv[1]).read() if os.path.exists(sys.argv[1]) else 'none'\n"
+        " if text != seen: print(text, flush=True)\n"
+        " seen = text\n time.sleep(0.01)"
+    )
+    await machine.run(
+        container={
+            "command": python(code, "/etc/plan/plan.json"),
+            "volumeMounts": [{"name": "plan", "mountPath": "/etc/plan"}],
+        },
+        volumes=[{"name": "plan", "configMap": {"name": "plan", "optional": True}}],
+    )
+    await machine.printed("none")
+    await machine.cluster.apply({**plan, "data": {"plan.json": "one"}})
+    await machine.printed("one")
+    await machine.cluster.apply({**plan, "data": {"plan.json": "two"}})
+    await machine.phase("Succeeded")

@@ -133,3 +133,91 @@ def test_memory_of_a_killed_run_is_removed_by_the_next(tmp_path: Path) -> None:
     left.rmdir()
     left.symlink_to(tmp_path)
     assert memory_folder(tmp_path / "a", tmp_path) != left
+
+
+PLAN_POD: dict[str, Any] = {
+    "metadata": {"name": "p", "namespace": "ns", "uid": "12345678-u"},
+    "spec": {
+        "volumes": [
+            {
+                "name": "plan",
+                "configMap": {
+                    "name": "plan",
+                    "items": [{"key": "plan.json", "path": "plan.json"}],
+                    "optional": True,
+                },
+            },
+            {"name": "store", "persistentVolumeClaim": {"claimName": "mine"}},
+        ]
+    },
+}
+PLAN_CONTAINER: dict[str, Any] = {
+    "name": "main",
+    "volumeMounts": [
+        {"name": "plan", "mountPath": "/etc/plan"},
+        {"name": "store", "mountPath": "/store"},
+    ],
+}
+
+
+def test_a_config_map_that_comes_changes_and_goes_is_followed(folders: VolumeFolders) -> None:
+    objects = dict(OBJECTS)
+
+    def live(kind: Kind, name: str) -> dict[str, Any] | None:
+        return objects.get((kind.kind, name))
+
+    found = folders.mounts(PLAN_POD, PLAN_CONTAINER, live)
+    file = Path(found["/etc/plan"], "plan.json")
+    assert not file.exists()
+    for text, expected in (
+        ('{"a": 1}', {"a": 1}),
+        ('{"a": 2}', {"a": 2}),
+        ('{"a": "/store/x"}', {"a": f"{found['/store']}/x"}),
+    ):
+        objects["ConfigMap", "plan"] = {"data": {"plan.json": text, "other": "not named"}}
+        folders.follow(PLAN_POD, PLAN_CONTAINER, live, found)
+        assert json.loads(file.read_text()) == expected
+        assert [item.name for item in file.parent.iterdir()] == ["plan.json"]
+    before = file.stat().st_ino
+    folders.follow(PLAN_POD, PLAN_CONTAINER, live, found)
+    assert file.stat().st_ino == before, "an equal file is left alone"
+    del objects["ConfigMap", "plan"]
+    folders.follow(PLAN_POD, PLAN_CONTAINER, live, found)
+    assert not file.exists()
+
+
+def test_files_of_an_open_reader_are_not_torn(folders: VolumeFolders) -> None:
+    objects = {**OBJECTS, ("ConfigMap", "plan"): {"data": {"plan.json": "old"}}}
+
+    def live(kind: Kind, name: str) -> dict[str, Any] | None:
+        return objects.get((kind.kind, name))
+
+    found = folders.mounts(PLAN_POD, PLAN_CONTAINER, live)
+    with open(Path(found["/etc/plan"], "plan.json")) as stream:
+        objects["ConfigMap", "plan"] = {"data": {"plan.json": "newer"}}
+        folders.follow(PLAN_POD, PLAN_CONTAINER, live, found)
+        assert stream.read() == "old"
+
+
+def test_a_sub_path_and_a_missing_map_are_left_as_they_are(folders: VolumeFolders) -> None:
+    pod: dict[str, Any] = {
+        "metadata": PLAN_POD["metadata"],
+        "spec": {"volumes": [{"name": "c", "configMap": {"name": "c"}}]},
+    }
+    objects = dict(OBJECTS)
+
+    def live(kind: Kind, name: str) -> dict[str, Any] | None:
+        return objects.get((kind.kind, name))
+
+    part = {"name": "c", "mountPath": "/part", "subPath": "facts.jsonl"}
+    container = {"name": "main", "volumeMounts": [part]}
+    found = folders.mounts(pod, container, live)
+    objects["ConfigMap", "c"] = {"data": {"facts.jsonl": "new"}}
+    folders.follow(pod, container, live, found)
+    assert Path(found["/part"]).read_text() == '"/store"'
+    whole = {"name": "main", "volumeMounts": [{"name": "c", "mountPath": "/all"}]}
+    found = folders.mounts(pod, whole, live)
+    objects.clear()
+    with pytest.raises(MissingError, match="configmap"):
+        folders.follow(pod, whole, live, found)
+    assert Path(found["/all"], "facts.jsonl").read_text() == "new"
