@@ -25,6 +25,7 @@ check: $(STAMP) ## Lint, formatting, types, import rules and generated files
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m inferscale_operator.api.crdgen --check
+	$(BIN)/python charts/inferscale/generate_readme.py --check
 
 $(STAMP): pyproject.toml .ci/install.sh
 	@sh .ci/install.sh $(PYTHON) $(VENV) $(PINS)
