@@ -161,7 +161,7 @@ def _table(text: str) -> dict[str, str]:
 
 def test_columns_of_a_store(kubectl: Kubectl) -> None:
     kubectl("create", "-f", "-", stdin=json.dumps(store()))
-    status = {"conditions": [READY], "facts": {"summary": "3/4"}, "tier": "disk"}
+    status = {"conditions": [READY], "facts": {"summary": "3/4"}, "tier": "disk", "storeBytes": 512}
     _set_status(kubectl, "mstore", "s", {**status, "fingerprint": "f00d"})
 
     narrow = _table(kubectl("get", "memorystores"))
@@ -175,6 +175,7 @@ def test_columns_of_a_store(kubectl: Kubectl) -> None:
         "MODEL": "org/model",
         "FACTS": "3/4",
         "TIER": "disk",
+        "BYTES": "512",
     }
     assert (wide["MESSAGE"], wide["FINGERPRINT"]) == ("All facts have KV.", "f00d")
 
