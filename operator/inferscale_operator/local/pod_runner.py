@@ -73,10 +73,14 @@ class PodRunner:
 
     @property
     def grace(self) -> float:
-        """The pod's grace period in seconds."""
+        """The pod's grace period in seconds.
+
+        0 counts as not given: generic API servers, which know nothing of Pods, write it for every
+        deletion. So a forced deletion is an orderly one here.
+        """
         metadata, spec = self.pod["metadata"], self.pod["spec"]
         given = metadata.get("deletionGracePeriodSeconds")
-        return float(spec.get("terminationGracePeriodSeconds", 30) if given is None else given)
+        return float(given or spec.get("terminationGracePeriodSeconds", 30))
 
     def _launcher(
         self, launch: LaunchContainer, spec: Mapping[str, Any]
