@@ -28,6 +28,7 @@ from inferscale_runtime.tiers.slab import (
     load_secret,
     map_leases,
     map_slab,
+    map_stamps,
 )
 
 BLOCK = 32
@@ -228,15 +229,21 @@ class Served:
 
 @contextmanager
 def serve(
-    model: Path, run_dir: Path, *, max_step_bytes: int = 1 << 30, rows: int = 4096, **options: Any
+    model: Path,
+    run_dir: Path,
+    *,
+    max_step_bytes: int = 1 << 30,
+    gpu_bytes: int = 0,
+    plan_file: str = "",
+    rows: int = 4096,
+    **options: Any,
 ) -> Iterator[Served]:
     """Starts an engine with the connector; the arena is made afterwards, as the server does."""
     from vllm import LLM
     from vllm.config import KVTransferConfig
 
-    config = RuntimeConfig(
-        run_dir=str(run_dir), tiers=TierConfig(max_step_bytes=max_step_bytes)
-    ).model_dump(mode="json")
+    tiers = TierConfig(max_step_bytes=max_step_bytes, gpu_bytes=gpu_bytes, plan_file=plan_file)
+    config = RuntimeConfig(run_dir=str(run_dir), tiers=tiers).model_dump(mode="json")
     with only_engine(model):
         llm = LLM(
             str(model),
@@ -264,7 +271,7 @@ def serve(
             )
             create_run_files(run_dir, shape)
             leases = map_leases(run_dir)
-            arena = Arena(map_slab(run_dir, shape), leases)
+            arena = Arena(map_slab(run_dir, shape), leases, stamps=map_stamps(run_dir, shape))
             served = Served(llm, arena, leases, load_secret(run_dir))
             _spy(core, served)
             yield served

@@ -31,7 +31,9 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
         if role == KVConnectorRole.SCHEDULER:
             self._scheduler = SchedulerSide(run_dir, config.tiers.max_step_bytes)
         else:
-            self._worker = WorkerSide(vllm_config, kv_cache_config, run_dir, config.inject.writer)
+            self._worker = WorkerSide(
+                vllm_config, kv_cache_config, run_dir, config.inject.writer, config.tiers
+            )
 
     # Scheduler side.
 
@@ -65,6 +67,11 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
         return self.request_finished(request, block_ids)
 
     # Worker side.
+
+    def shutdown(self) -> None:
+        """Ends the worker's own thread."""
+        if self._worker is not None:
+            self._worker.stop()
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """Finds layers and rope; a model that cannot be injected stops the start here."""

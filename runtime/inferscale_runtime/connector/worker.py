@@ -1,6 +1,7 @@
 """Worker side of the connector (worker process): finds layers, blocks and rope for the writer.
 
-All of a step's loads run before the forward, on the current stream.
+All of a step's loads run before the forward, on the current stream. With a GPU arena their rows
+come from it and the portable writer is used; else they come from the DRAM arena.
 """
 
 from __future__ import annotations
@@ -17,12 +18,21 @@ from vllm.distributed.parallel_state import (
 )
 from vllm.logger import init_logger
 
+from inferscale_runtime.config import TierConfig
 from inferscale_runtime.connector.scheduler import InjectionMetadata, Load
 from inferscale_runtime.connector.support import attention_layers, rotary_module
 from inferscale_runtime.errors import ConfigError
 from inferscale_runtime.inject.check import SlabLayout, Writer, WriterChoice, choose_writer
-from inferscale_runtime.inject.writer import LayerTarget, Placement, slab_rows
-from inferscale_runtime.tiers.slab import load_shape, map_slab
+from inferscale_runtime.inject.writer import (
+    LayerTarget,
+    Placement,
+    PortableWriter,
+    overlapping_runs,
+    slab_rows,
+)
+from inferscale_runtime.tiers.device_arena import DeviceArena, pin_slab
+from inferscale_runtime.tiers.device_tier import DeviceTier
+from inferscale_runtime.tiers.slab import SlabShape, load_shape, map_slab, map_stamps
 
 logger = init_logger("vllm.inferscale.worker")
 
@@ -38,15 +48,26 @@ class WorkerSide:
         kv_cache_config: vLLM's KV cache groups.
         run_dir: The server's shared-memory files.
         writer: ``inject.writer`` of the configuration.
+        tiers: ``tiers`` of the configuration.
     """
 
     def __init__(
-        self, vllm_config: Any, kv_cache_config: Any, run_dir: Path, writer: str = "auto"
+        self,
+        vllm_config: Any,
+        kv_cache_config: Any,
+        run_dir: Path,
+        writer: str = "auto",
+        tiers: TierConfig | None = None,
     ) -> None:
         self._config = vllm_config
         self._kv_cache_config = kv_cache_config
         self._run_dir = run_dir
-        self._mode = writer
+        self._tiers = tiers or TierConfig()
+        # Rows of the GPU arena are written by the portable writer.
+        self._mode = "portable" if self._tiers.gpu_bytes else writer
+        self._tier: DeviceTier | None = None
+        self._heads = slice(None)
+        self._rotary: Any = None
         self._choice: WriterChoice | None = None
         self._writer: Writer | None = None
         self._layers: list[LayerTarget] = []
@@ -65,16 +86,17 @@ class WorkerSide:
         ]
         model = self._config.model_config
         num_kv_heads = int(model.get_total_num_kv_heads())
-        heads = head_range(
+        self._heads = head_range(
             num_kv_heads,
             get_tensor_model_parallel_rank(),
             get_tensor_model_parallel_world_size(),
         )
         layout = SlabLayout(
-            len(self._layers), num_kv_heads, int(model.get_head_size()), model.dtype, heads
+            len(self._layers), num_kv_heads, int(model.get_head_size()), model.dtype, self._heads
         )
+        self._rotary = rotary_module(self._config)
         # Now, not with the first request: building and proving the native writer takes seconds.
-        choice = choose_writer(self._mode, self._layers, rotary_module(self._config), layout)
+        choice = choose_writer(self._mode, self._layers, self._rotary, layout)
         reason = f" ({choice.reason})" if choice.reason else ""
         logger.info("inject: the %s writer is used%s", choice.name, reason)
         self._choice = choice
@@ -93,22 +115,66 @@ class WorkerSide:
             # Not waited for: a large slab takes seconds.
             threading.Thread(target=_map_pages, args=(slab,), daemon=True).start()
             self._writer = self._choice.open(slab)
+            if self._tiers.gpu_bytes:
+                self._tier = self._open_tier(slab, shape)
         return self._writer
+
+    def _open_tier(self, slab: torch.Tensor, shape: SlabShape) -> DeviceTier | None:
+        device = self._layers[0].module.kv_cache.device
+        stamps = map_stamps(self._run_dir, shape)
+        try:
+            arena = DeviceArena(slab, stamps, self._heads, self._tiers.gpu_bytes, device)
+        except RuntimeError as error:  # torch's own out-of-memory errors are of this kind
+            logger.warning(
+                "tiers.gpu_bytes %d: no room on %s (%s); rows come from the DRAM arena",
+                self._tiers.gpu_bytes,
+                device,
+                str(error).partition("\n")[0],
+            )
+            return None
+        if device.type == "cuda" and not pin_slab(slab):
+            logger.warning("the DRAM arena cannot be pinned: copies to the GPU wait for each other")
+        rank = get_tensor_model_parallel_rank()
+        tier = DeviceTier(arena, self._run_dir, rank, self._tiers.plan_file)
+        tier.start()
+        return tier
+
+    def stop(self) -> None:
+        """Ends the upkeep of the GPU arena."""
+        if self._tier is not None:
+            self._tier.stop()
 
     def start_load(self, metadata: InjectionMetadata) -> None:
         """Writes every load of this step; returns when the writes are enqueued."""
         for load in metadata.loads:
-            self._open().write(self._layers, self._placements(load))
+            writer = self._open()
+            if self._tier is None:
+                rows = slab_rows(load.runs)[load.first : load.last]
+                writer.write(self._layers, self._placements(load, rows))
+            else:
+                self._write_from_device(self._tier, load)
 
-    def _placements(self, load: Load) -> list[Placement]:
-        rows = slab_rows(load.runs)[load.first : load.last]
+    def _write_from_device(self, tier: DeviceTier, load: Load) -> None:
+        runs, first = overlapping_runs(load.runs, load.first, load.last)
+        brought = tier.fetch(runs)
+        rows = torch.arange(load.first - first, load.last - first, device=brought.device)
+        writer = PortableWriter(brought, slice(None), self._rotary)
+        writer.write(self._layers, self._placements(load, rows))
+
+    def _placements(self, load: Load, rows: torch.Tensor) -> list[Placement]:
         positions = torch.arange(load.first, load.last)
         device = self._layers[0].module.kv_cache.device
         result = []
         for block_ids in load.block_ids:
             slots = slot_mapping(block_ids, positions, self._block_size)
             kept = slots >= 0  # sliding window: blocks outside the window are null
-            result.append(Placement(rows[kept], positions[kept].to(device), slots[kept].to(device)))
+            result.append(
+                Placement(
+                    rows[kept.to(rows.device)],
+                    positions[kept].to(device),
+                    slots[kept].to(device),
+                )
+            )
         return result
 
 

@@ -40,7 +40,7 @@ class Placement:
     """Rows of the slab and their places, for one KV cache group.
 
     Attributes:
-        rows: ``[num_tokens]`` int64 rows of the slab, on the CPU.
+        rows: ``[num_tokens]`` int64 rows of the slab, on its device.
         positions: ``[num_tokens]`` int64 prompt positions, on the cache's device.
         slots: ``[num_tokens]`` int64 cache slots, on the cache's device.
     """
@@ -54,7 +54,8 @@ class PortableWriter:
     """Gathers, rotates and writes.
 
     Args:
-        slab: ``[num_rows, num_layers, 2, num_kv_heads, head_dim]`` on the CPU, keys before rope.
+        slab: ``[num_rows, num_layers, 2, num_kv_heads, head_dim]``, keys before rope; on the CPU or
+            on the cache's device.
         heads: KV heads of this rank.
         rotate: The model's rotary module.
     """
@@ -62,7 +63,7 @@ class PortableWriter:
     def __init__(self, slab: torch.Tensor, heads: slice, rotate: Rotate) -> None:
         self._slab = slab[:, :, :, heads]
         self._rotate = rotate
-        self._scratch = torch.empty((2, 0, *self._slab.shape[3:]), dtype=slab.dtype)
+        self._scratch = slab.new_empty((2, 0, *self._slab.shape[3:]))
 
     def write(self, layers: Sequence[LayerTarget], placements: Sequence[Placement]) -> None:
         """Writes one request's rows into all layers, on the current stream.
@@ -108,3 +109,23 @@ def slab_rows(runs: Sequence[tuple[int, int]]) -> torch.Tensor:
     before = counts.cumsum(0) - counts
     rows = (starts - before).repeat_interleave(counts)
     return rows + torch.arange(len(rows))
+
+
+def overlapping_runs(
+    runs: Sequence[tuple[int, int]], first: int, last: int
+) -> tuple[tuple[tuple[int, int], ...], int]:
+    """The runs that hold positions from ``first`` up to ``last``, and the position of their start.
+
+    Args:
+        runs: ``(first row, rows)`` in prompt order.
+        first: First position that is wanted.
+        last: One past the last.
+    """
+    kept: list[tuple[int, int]] = []
+    begin = position = 0
+    for run in runs:
+        if position < last and position + run[1] > first:
+            begin = position if not kept else begin
+            kept.append(run)
+        position += run[1]
+    return tuple(kept), begin

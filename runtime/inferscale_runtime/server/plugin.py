@@ -85,7 +85,9 @@ class MemoryEndpointPlugin:
         readiness = Readiness(service, engine_client, config.tiers)
         state.inferscale_memory = service
         state.inferscale_readiness = readiness
-        state.inferscale_tiers = start_tiers(service.arena, config.tiers.plan_file)
+        state.inferscale_tiers = start_tiers(
+            service.arena, config.tiers.plan_file, Path(config.run_dir)
+        )
         state.inferscale_status = StatusPage(service, readiness)
         state.inferscale_keep = asyncio.create_task(readiness.keep())
 

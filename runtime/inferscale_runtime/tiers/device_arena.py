@@ -132,6 +132,11 @@ class DeviceArena:
         self._hits = self._misses = self._copied = self._evictions = 0
 
     @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self._device
+
+    @property
     def figures(self) -> DeviceFigures:
         """Figures since the start."""
         size = self.row_bytes
@@ -156,12 +161,10 @@ class DeviceArena:
         """Forgets copies of rows that were freed or written again, for good.
 
         Returns:
-            How many. Their bytes are overwritten with zeros: the facts may have been erased.
+            How many.
         """
         old = [stamp for stamp, copy in self._copies.items() if self._stamps[copy.source] != stamp]
         for stamp in old:
-            for start, rows in self._copies[stamp].runs:
-                self._store[start : start + rows].zero_()
             self._forget(stamp)
         return len(old)
 
@@ -282,7 +285,10 @@ class DeviceArena:
         self._evictions += 1
 
     def _forget(self, stamp: int) -> None:
+        """Frees a copy and overwrites it: nobody looks here again when its fact is erased."""
         copy = self._copies.pop(stamp)
+        for start, rows in copy.runs:
+            self._store[start : start + rows].zero_()
         self._used -= copy.rows
         self._free.give(copy.runs)
 

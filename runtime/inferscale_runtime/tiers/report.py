@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from inferscale_runtime.nvml import NvmlSampler
 from inferscale_runtime.tiers.arena import Arena, StoreUse
+from inferscale_runtime.tiers.device_arena import DeviceFigures
+from inferscale_runtime.tiers.device_tier import read_device_figures
 from inferscale_runtime.tiers.plan_file import PlanFollower
 from inferscale_runtime.tiers.stats import StoreFigures
 
@@ -20,6 +23,17 @@ _COUNTERS = {
     "staged_bytes": "Bytes read from disk into the DRAM arena.",
     "staging_seconds": "Time spent reading segments into the DRAM arena.",
     "evictions": "Segments that left the DRAM arena to make room.",
+}
+_DEVICE_GAUGES = {
+    "allocated_bytes": "Bytes of the GPU arena, per GPU.",
+    "budget_bytes": "Bytes that copies may take in the GPU arena, per GPU.",
+    "used_bytes": "Bytes that copies take in the GPU arena, per GPU.",
+}
+_DEVICE_COUNTERS = {
+    "hits": "Pieces of segments that requests found in the GPU arena.",
+    "misses": "Pieces of segments that requests did not find in the GPU arena.",
+    "copied_bytes": "Bytes copied from the DRAM arena to each GPU.",
+    "evictions": "Copies that left the GPU arena to make room.",
 }
 _GAUGES = {
     "used_bytes": "Bytes of a store in the DRAM arena.",
@@ -36,18 +50,28 @@ class TierReport:
         arena: The DRAM arena.
         follower: The plan file.
         sampler: GPU memory.
+        run_dir: Where the workers leave the figures of their GPU arenas; None without workers.
     """
 
-    def __init__(self, arena: Arena, follower: PlanFollower, sampler: NvmlSampler) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        follower: PlanFollower,
+        sampler: NvmlSampler,
+        run_dir: Path | None = None,
+    ) -> None:
         self._arena = arena
         self._follower = follower
         self._sampler = sampler
+        self._run_dir = run_dir
 
     def status(self) -> dict[str, Any]:
         """``tiers`` and ``gpu`` of the status route."""
         arena = self._arena
+        device = self._device()
         return {
             "tiers": {
+                **({} if device is None else {"gpu": asdict(device)}),
                 "dram": {
                     "slab_bytes": arena.slab_bytes,
                     "budget_bytes": arena.budget_bytes,
@@ -72,6 +96,9 @@ class TierReport:
             for name in sorted(use.keys() | figures.keys())
         }
 
+    def _device(self) -> DeviceFigures | None:
+        return read_device_figures(self._run_dir) if self._run_dir else None
+
     def collect(self) -> Iterator[Any]:
         """Metrics, for ``prometheus_client.REGISTRY.register(report)``."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -86,6 +113,7 @@ class TierReport:
                 for name, values in stores.items():
                     family.add_metric([name], values[field])
                 yield family
+        yield from self._device_metrics()
         state = self._follower.state
         yield GaugeMetricFamily(
             "inferscale_tier_plan_valid",
@@ -98,8 +126,23 @@ class TierReport:
             state.applied_at or 0.0,
         )
 
+    def _device_metrics(self) -> Iterator[Any]:
+        """Families without a value where there is no GPU arena."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-def start_tiers(arena: Arena, plan_file: str) -> TierReport:
+        device = self._device()
+        for kind, table in (
+            (GaugeMetricFamily, _DEVICE_GAUGES),
+            (CounterMetricFamily, _DEVICE_COUNTERS),
+        ):
+            for field, text in table.items():
+                family = kind("inferscale_gpu_arena_" + field, text, labels=())
+                if device is not None:
+                    family.add_metric((), float(getattr(device, field)))
+                yield family
+
+
+def start_tiers(arena: Arena, plan_file: str, run_dir: Path | None = None) -> TierReport:
     """Starts the threads that follow the plan file and the GPU driver, and registers the metrics.
 
     The plan has been read once when it returns.
@@ -107,6 +150,7 @@ def start_tiers(arena: Arena, plan_file: str) -> TierReport:
     Args:
         arena: The DRAM arena.
         plan_file: Path, or empty.
+        run_dir: The server's shared-memory files.
     """
     from prometheus_client import REGISTRY
 
@@ -114,7 +158,7 @@ def start_tiers(arena: Arena, plan_file: str) -> TierReport:
     follower.poll()
     follower.start()
     sampler.start()
-    report = TierReport(arena, follower, sampler)
+    report = TierReport(arena, follower, sampler, run_dir)
     REGISTRY.register(report)
     REGISTRY.register(sampler)
     return report

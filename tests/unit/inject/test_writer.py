@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from inferscale_runtime.inject.writer import LayerTarget, Placement, PortableWriter, slab_rows
+from inferscale_runtime.inject.writer import (
+    LayerTarget,
+    Placement,
+    PortableWriter,
+    overlapping_runs,
+    slab_rows,
+)
 
 NUM_LAYERS, NUM_HEADS, HEAD_DIM = 3, 4, 2
 
@@ -64,3 +71,27 @@ def test_rows_heads_places_and_groups() -> None:
 def test_slab_rows() -> None:
     assert slab_rows(((7, 2), (0, 3), (5, 0), (20, 1))).tolist() == [7, 8, 0, 1, 2, 20]
     assert slab_rows(()).tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "kept", "begin"),
+    [
+        (0, 9, [(10, 2), (30, 3), (20, 4)], 0),
+        (2, 9, [(30, 3), (20, 4)], 2),
+        (1, 9, [(10, 2), (30, 3), (20, 4)], 0),
+        (4, 9, [(30, 3), (20, 4)], 2),
+        (5, 8, [(20, 4)], 5),
+        (0, 2, [(10, 2)], 0),
+        (2, 3, [(30, 3)], 2),
+        (9, 9, [], 0),
+    ],
+)
+def test_only_runs_with_wanted_positions_are_kept(
+    first: int, last: int, kept: list[tuple[int, int]], begin: int
+) -> None:
+    runs = [(10, 2), (30, 3), (20, 4)]
+    found, start = overlapping_runs(runs, first, last)
+    assert (list(found), start) == (kept, begin)
+    if kept:
+        wanted = slab_rows(runs)[first:last]
+        assert torch.equal(slab_rows(found)[first - start : last - start], wanted)
