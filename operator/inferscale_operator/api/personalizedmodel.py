@@ -295,7 +295,7 @@ class PersonalizedModelStatus(Struct):
     endpoint: str = Field("", max_length=1024)
     """Address of the server inside the cluster."""
     tier: str = Field("", max_length=64)
-    """Tiers in use, for example ``dram 1Gi``."""
+    """Memory for KV in each pod, for example ``dram 1Gi``, or ``gpu 8Gi, dram 50Gi``."""
     placement: PlacementStatus | None = None
     """Which store is kept where."""
     budget: BudgetStatus | None = None

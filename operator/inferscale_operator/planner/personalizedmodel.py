@@ -18,6 +18,7 @@ from inferscale_operator.desired.kinds import (
     kind_of,
 )
 from inferscale_operator.desired.naming import GENERATION, digest
+from inferscale_operator.desired.quantities import format_bytes
 from inferscale_operator.desired.server import (
     build_api_key_secret,
     build_disruption_budget,
@@ -279,7 +280,7 @@ class _Decision:
             "selector": f"{GROUP}/owner-kind=PersonalizedModel,{GROUP}/owner={self.name}",
             "facts": count_facts(self.spec, self.observed),
             "endpoint": f"http://{self.name}.{metadata['namespace']}.svc",
-            "tier": f"dram {self.spec.tiers.dram}",
+            "tier": self._tiers(),
         }
         if serving is not None:
             status["serving"] = _summary(rollout.serving, serving)
@@ -291,6 +292,10 @@ class _Decision:
         if self.gpu.status is not None:
             status["budget"] = self.gpu.status
         return status
+
+    def _tiers(self) -> str:
+        arena = self.gpu.share.arena_bytes
+        return f"{f'gpu {format_bytes(arena)}, ' if arena else ''}dram {self.spec.tiers.dram}"
 
     def _orphans(self, apply: list[Manifest], removed: list[Manifest]) -> list[Ref]:
         """Children that nothing needs any more."""

@@ -58,6 +58,7 @@ def test_a_model_on_the_cpu_is_left_as_it_is() -> None:
     assert "--gpu-memory-utilization" not in arguments(world)
     assert "budget" not in world.resources[MODEL]["status"]
     assert arena(world) == 0
+    assert world.resources[MODEL]["status"]["tier"] == "dram 1Gi"
 
 
 def test_known_memory_is_divided_and_shown() -> None:
@@ -78,6 +79,7 @@ def test_an_arena_takes_its_part_from_the_engine(budget: str, expected: float) -
     tiers = {"gpu": {"budget": budget}}
     world = served(80 * GIB, serving=ONE_GPU, model=model(8192), tiers=tiers)
     assert arena(world) == int(expected * GIB)
+    assert world.resources[MODEL]["status"]["tier"].startswith("gpu ")
     share = float(arguments(world)[arguments(world).index("--gpu-memory-utilization") + 1])
     assert share == pytest.approx(0.95 - expected / 80, abs=1e-4)
 
