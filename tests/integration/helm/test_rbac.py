@@ -35,6 +35,7 @@ CHILD_VERBS = ("get", "list", "watch", "create", "patch", "delete")
 UNWATCHED_VERBS = ("get", "create", "delete")
 """For children that are made once, never applied and never watched."""
 UNSEEN: dict[Right, str] = {
+    ("", "nodes", "list"): "read only for models that ask for GPUs",
     ("", "events", "patch"): "an Event that comes again within an hour is counted up",
     ("inferscale.dev", "memorystores/finalizers", "update"): "asked for by an admission plugin",
     ("inferscale.dev", "personalizedmodels/finalizers", "update"): "as above",
@@ -147,7 +148,13 @@ def rules(helm: Helm) -> list[dict[str, Any]]:
 def test_namespaced_mode_grants_the_same_inside_the_namespace(
     helm: Helm, rules: list[dict[str, Any]]
 ) -> None:
-    assert operator_rules(helm, "--set", "watch.namespaces={team}") == rules
+    namespaced = operator_rules(helm, "--set", "watch.namespaces={team}")
+    assert namespaced == [rule for rule in rules if rule["resources"] != ["nodes"]]
+
+
+def test_the_right_to_list_nodes_can_be_left_out(helm: Helm) -> None:
+    left = operator_rules(helm, "--set", "rbac.nodes=false")
+    assert ("", "nodes", "list") not in rights_of(left)
 
 
 def live_through(api: Api) -> None:
