@@ -55,6 +55,7 @@ def test_ttft(smollm2: Path, workdir: Path) -> None:
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_throughput(smollm2: Path, workdir: Path) -> None:
     file = workdir / "throughput.json"
     done = run_cli(
@@ -89,6 +90,7 @@ def test_inject(smollm2: Path, workdir: Path) -> None:
     assert has_writer or "no native writer: " in done.stdout
 
 
+@pytest.mark.slow
 def test_encode(smollm2: Path, workdir: Path) -> None:
     file = workdir / "encode.json"
     done = run_cli(

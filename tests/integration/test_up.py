@@ -37,6 +37,7 @@ def test_the_printed_line_gets_an_injected_answer(up: Command) -> None:
     assert "PersonalizedModel/maya-chat  Ready=True" in up.text
 
 
+@pytest.mark.slow
 def test_another_top_k_is_a_rolling_restart_without_downtime(up: Command) -> None:
     line = up.curl()
     done = threading.Event()
