@@ -4,4 +4,4 @@ Importing this package, ``config``, ``fingerprint`` or ``errors`` must not impor
 the operator image has neither.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
