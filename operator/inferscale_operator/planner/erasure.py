@@ -47,7 +47,7 @@ def plan_deletion(
         return Plan(finalizer=False, delete=done, events=(release,))
     started = parse_timestamp(resource["metadata"]["deletionTimestamp"])
     if observed.now >= started + timedelta(seconds=defaults.erase_timeout_seconds):
-        place = resource.get("status", {}).get("location", "")
+        place = _place(resource)
         message = (
             f"the bytes in '{place}' were not erased within {defaults.erase_timeout_seconds} s; "
             "run 'inferscale store erase' there"
@@ -59,7 +59,17 @@ def plan_deletion(
             events=(EventRecord("Warning", "EraseIncomplete", message),),
         )
     if writers:
+        # A job that the status does not know yet may have written all the same.
+        old = resource.get("status", {})
+        known = {"job": {"name": writers[0]["metadata"]["name"]}, **old}
+        resource = {**resource, "status": known}
         return _wait(resource, observed, "the encoding job is being stopped", delete=stop)
+    if eraser is not None and has_condition(eraser, "Complete"):
+        # The Job has no owner, so it goes first: nothing would remove it after the resource.
+        receipt = report(_termination_message(eraser, observed)) or {}
+        figures = f"{receipt.get('files', '?')} files, {receipt.get('bytes', '?')} bytes"
+        message = f"erased from '{_place(resource)}': {figures}"
+        return _wait(resource, observed, message, delete=(job_ref(eraser),), reason="Erased")
     if eraser is None:
         job = build_erase_job(resource, spec, defaults)
         return _wait(resource, observed, "the erase job is started", create=(job,))
@@ -78,13 +88,12 @@ def _release_reason(
     eraser: Manifest | None,
 ) -> EventRecord | None:
     """Why nothing is left to do, or None."""
-    place = resource.get("status", {}).get("location", "")
+    place = _place(resource)
     if spec.retention.on_delete == "Retain":
         return EventRecord("Normal", "Retained", f"stored bytes stay in '{place}'")
-    if eraser is not None and has_condition(eraser, "Complete"):
-        receipt = report(_termination_message(eraser, observed)) or {}
-        figures = f"{receipt.get('files', '?')} files, {receipt.get('bytes', '?')} bytes"
-        return EventRecord("Normal", "Erased", f"erased from '{place}': {figures}")
+    for condition in resource.get("status", {}).get("conditions", []):
+        if (condition["type"], condition["reason"]) == ("Ready", "Erased"):
+            return EventRecord("Normal", "Erased", condition["message"])
     never_written = not writers and not resource.get("status", {}).get("job", {}).get("name")
     if never_written:
         return EventRecord("Normal", "Erased", "nothing had been stored")
@@ -100,6 +109,10 @@ def _release_reason(
     return None
 
 
+def _place(resource: Manifest) -> str:
+    return str(resource.get("status", {}).get("location", ""))
+
+
 def _wait(
     resource: Manifest,
     observed: Observed,
@@ -108,10 +121,11 @@ def _wait(
     create: tuple[Manifest, ...] = (),
     delete: tuple[Ref, ...] = (),
     warning: bool = False,
+    reason: str = "Erasing",
 ) -> Plan:
     old = resource.get("status", {})
     generation = resource["metadata"].get("generation", 0)
-    draft = Draft("Ready", False, "Erasing", message, warning)
+    draft = Draft("Ready", False, reason, message, warning)
     kept = [item for item in old.get("conditions", []) if item["type"] != "Ready"]
     conditions = merge_conditions(old.get("conditions", []), [draft], generation, observed.now)
     return Plan(

@@ -358,6 +358,14 @@ def test_deleting_while_encoding_stops_the_job_first(world: World) -> None:
     assert not plan.create
 
 
+def test_a_job_that_the_status_does_not_know_has_written_all_the_same(world: World) -> None:
+    world.settle()
+    world.resources[STORE].pop("status")
+    world.delete(*STORE)
+    world.settle()
+    assert [job["metadata"]["name"][:11] for job in world.active_jobs()] == ["maya-erase-"]
+
+
 @pytest.mark.parametrize("way", ["foreground", "namespace", "retain", "never"])
 def test_deleting_never_hangs(world: World, way: str) -> None:
     if way == "retain":
