@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from inferscale_runtime.errors import UnsupportedModelError
@@ -15,6 +16,47 @@ ROTARY = frozenset({"RotaryEmbedding", "Llama3RotaryEmbedding", "LinearScalingRo
 """Rotary modules whose rotation depends on the position alone.
 
 YaRN, dynamic NTK and LongRoPE scale by length."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRank:
+    """One of the workers that share a model's heads.
+
+    Attributes:
+        index: From 0.
+        size: How many there are.
+    """
+
+    index: int
+    size: int
+
+
+def tensor_rank() -> TensorRank:
+    """The rank of this worker process."""
+    from vllm.distributed import parallel_state
+
+    return TensorRank(
+        parallel_state.get_tensor_model_parallel_rank(),
+        parallel_state.get_tensor_model_parallel_world_size(),
+    )
+
+
+def head_range(num_kv_heads: int, rank: TensorRank) -> slice:
+    """KV heads of one rank, split or replicated as in vLLM 0.32 (``models/llama.py``).
+
+    Raises:
+        UnsupportedModelError: When they cannot be shared evenly.
+    """
+    if max(num_kv_heads, rank.size) % min(num_kv_heads, rank.size):
+        raise UnsupportedModelError(
+            f"--tensor-parallel-size {rank.size}: {num_kv_heads} KV heads cannot be shared evenly; "
+            "choose a divisor or a multiple of their number"
+        )
+    if num_kv_heads >= rank.size:
+        share = num_kv_heads // rank.size
+        return slice(rank.index * share, (rank.index + 1) * share)
+    head = rank.index // (rank.size // num_kv_heads)
+    return slice(head, head + 1)
 
 
 def check_model(vllm_config: Any) -> None:
@@ -42,6 +84,7 @@ def check_model(vllm_config: Any) -> None:
     parallel = vllm_config.parallel_config
     if parallel.pipeline_parallel_size > 1:
         raise UnsupportedModelError("--pipeline-parallel-size > 1: use tensor parallelism")
+    head_range(model.get_total_num_kv_heads(), TensorRank(0, parallel.tensor_parallel_size))
 
 
 def attention_layers(vllm_config: Any) -> list[tuple[str, Any]]:

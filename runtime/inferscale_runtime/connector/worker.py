@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from vllm.distributed.parallel_state import (
-    get_tensor_model_parallel_rank,
-    get_tensor_model_parallel_world_size,
-)
 from vllm.logger import init_logger
 
 from inferscale_runtime.config import TierConfig
 from inferscale_runtime.connector.scheduler import InjectionMetadata, Load
-from inferscale_runtime.connector.support import attention_layers, rotary_module
+from inferscale_runtime.connector.support import (
+    TensorRank,
+    attention_layers,
+    head_range,
+    rotary_module,
+    tensor_rank,
+)
 from inferscale_runtime.errors import ConfigError
 from inferscale_runtime.inject.check import SlabLayout, Writer, WriterChoice, choose_writer
 from inferscale_runtime.inject.writer import (
@@ -49,6 +51,7 @@ class WorkerSide:
         run_dir: The server's shared-memory files.
         writer: ``inject.writer`` of the configuration.
         tiers: ``tiers`` of the configuration.
+        rank: Of this worker; vLLM's own by default, which exists in a worker process only.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class WorkerSide:
         run_dir: Path,
         writer: str = "auto",
         tiers: TierConfig | None = None,
+        rank: TensorRank | None = None,
     ) -> None:
         self._config = vllm_config
         self._kv_cache_config = kv_cache_config
@@ -65,6 +69,7 @@ class WorkerSide:
         self._tiers = tiers or TierConfig()
         # Rows of the GPU arena are written by the portable writer.
         self._mode = "portable" if self._tiers.gpu_bytes else writer
+        self._rank = rank or tensor_rank()
         self._tier: DeviceTier | None = None
         self._heads = slice(None)
         self._rotary: Any = None
@@ -86,11 +91,7 @@ class WorkerSide:
         ]
         model = self._config.model_config
         num_kv_heads = int(model.get_total_num_kv_heads())
-        self._heads = head_range(
-            num_kv_heads,
-            get_tensor_model_parallel_rank(),
-            get_tensor_model_parallel_world_size(),
-        )
+        self._heads = head_range(num_kv_heads, self._rank)
         layout = SlabLayout(
             len(self._layers), num_kv_heads, int(model.get_head_size()), model.dtype, self._heads
         )
@@ -134,8 +135,7 @@ class WorkerSide:
             return None
         if device.type == "cuda" and not pin_slab(slab):
             logger.warning("the DRAM arena cannot be pinned: copies to the GPU wait for each other")
-        rank = get_tensor_model_parallel_rank()
-        tier = DeviceTier(arena, self._run_dir, rank, self._tiers.plan_file)
+        tier = DeviceTier(arena, self._run_dir, self._rank.index, self._tiers.plan_file)
         tier.start()
         return tier
 
@@ -206,12 +206,3 @@ def slot_mapping(
     blocks = torch.tensor(block_ids, dtype=torch.int64)[positions // block_size]
     slots = blocks * block_size + positions % block_size
     return torch.where(blocks == 0, torch.full_like(slots, -1), slots)
-
-
-def head_range(num_kv_heads: int, rank: int, world_size: int) -> slice:
-    """KV heads of one tensor-parallel rank (vLLM 0.32 ``models/llama.py``: split or replicated)."""
-    if num_kv_heads >= world_size:
-        share = num_kv_heads // world_size
-        return slice(rank * share, (rank + 1) * share)
-    head = rank // (world_size // num_kv_heads)
-    return slice(head, head + 1)
