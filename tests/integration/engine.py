@@ -21,7 +21,8 @@ from tests.integration.checkpoints import VOCAB
 from inferscale_runtime.config import RuntimeConfig, TierConfig
 from inferscale_runtime.connector.capability import PARAMS_KEY, Claim, seal_claim
 from inferscale_runtime.encode.engine import EncodeEngine, EncodeRequest
-from inferscale_runtime.tiers.arena import Arena, Lease
+from inferscale_runtime.tiers.arena import Arena
+from inferscale_runtime.tiers.leases import Lease
 from inferscale_runtime.tiers.slab import (
     SlabShape,
     create_run_files,

@@ -25,7 +25,7 @@ from tests.integration.engine import (
     serve,
 )
 
-from inferscale_runtime.tiers.arena import Lease
+from inferscale_runtime.tiers.leases import Lease
 from inferscale_runtime.tiers.plan_file import PlanFollower
 
 pytestmark = pytest.mark.vllm

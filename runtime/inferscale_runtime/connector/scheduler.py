@@ -15,7 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadat
 from vllm.logger import init_logger
 
 from inferscale_runtime.connector.capability import PARAMS_KEY, Claim, open_claim
-from inferscale_runtime.tiers.arena import activate_lease, finish_lease
+from inferscale_runtime.tiers.leases import activate_lease, finish_lease
 from inferscale_runtime.tiers.slab import load_secret, load_shape, map_leases
 
 logger = init_logger("vllm.inferscale.scheduler")

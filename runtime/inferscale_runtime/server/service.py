@@ -20,7 +20,8 @@ from inferscale_runtime.server import metrics
 from inferscale_runtime.server.options import MemoryOptions, MemoryUsage
 from inferscale_runtime.server.stores import UNREADABLE, OpenStore, ServedStore, find_user
 from inferscale_runtime.server.users import UserView
-from inferscale_runtime.tiers.arena import Arena, Lease
+from inferscale_runtime.tiers.arena import Arena
+from inferscale_runtime.tiers.leases import Lease
 
 logger = logging.getLogger("vllm.inferscale.memory")
 
@@ -235,30 +236,34 @@ class MemoryService:
         segments = [view.segments[facts[n].id] for n in wanted if facts[n].id in view.segments]
         tier = None
         usable = {s.key for s in segments}
-        if inject:
-            # The warm-up is no user's request: it must not make a store look used.
-            keys, name = [*usable], opened.entry.name
-            found = self.arena.resident(keys) if ask.nonce else self.arena.look_up(keys, store=name)
-            tier = "dram" if found == usable else "disk"
-            late = await opened.staging.ensure(options.user, view, segments)
-            resident = self.arena.resident([*usable])
-            reason = self._shortfall(view, len(wanted) - len(segments), usable, resident, late)
-            usable = resident
-        planned = [
-            PlannedFact(n, view.token_ids(n, identity.template), self._usable_key(view, n, usable))
-            for n in chosen
-        ]
-        plan = plan_prompt(before, planned, tail, link_tail=link_tail, inject=inject)
-        lease = None
-        if inject and not plan.keys:
-            # Claiming the preamble alone would be no memory injected: say what it is.
-            reason = reason or "link_tail"
-            plan = plan_prompt(before, planned, tail, link_tail=link_tail, inject=False)
-        elif inject:
-            lease = self.arena.acquire((opened.preamble_key, *plan.keys))
-            if lease is None:
-                reason = "evicted"
+        # What other requests read meanwhile must not push out what this one waits with.
+        with self.arena.holding([*usable] if inject else ()):
+            if inject:
+                # The warm-up is no user's request: it must not make a store look used.
+                keys, name, arena = [*usable], opened.entry.name, self.arena
+                found = arena.resident(keys) if ask.nonce else arena.look_up(keys, store=name)
+                tier = "dram" if found == usable else "disk"
+                late = await opened.staging.ensure(options.user, view, segments)
+                resident = self.arena.resident([*usable])
+                reason = self._shortfall(view, len(wanted) - len(segments), usable, resident, late)
+                usable = resident
+            planned = [
+                PlannedFact(
+                    n, view.token_ids(n, identity.template), self._usable_key(view, n, usable)
+                )
+                for n in chosen
+            ]
+            plan = plan_prompt(before, planned, tail, link_tail=link_tail, inject=inject)
+            lease = None
+            if inject and not plan.keys:
+                # Claiming the preamble alone would be no memory injected: say what it is.
+                reason = reason or "link_tail"
                 plan = plan_prompt(before, planned, tail, link_tail=link_tail, inject=False)
+            elif inject:
+                lease = self.arena.acquire((opened.preamble_key, *plan.keys))
+                if lease is None:
+                    reason = "evicted"
+                    plan = plan_prompt(before, planned, tail, link_tail=link_tail, inject=False)
         version = view.memory.version
         return self._seal(opened, ask, version, plan, lease, tier if lease else None, reason)
 

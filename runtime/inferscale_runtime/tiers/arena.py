@@ -10,7 +10,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,13 +19,8 @@ import numpy.typing as npt
 import torch
 
 from inferscale_runtime.tiers.eviction import EvictionPolicy, Resident, StoreLimits, Tier
-from inferscale_runtime.tiers.slab import (
-    LEASE_ACTIVE,
-    LEASE_DONE,
-    LEASE_FREE,
-    LEASE_NEW,
-    NUM_LEASES,
-)
+from inferscale_runtime.tiers.leases import Hold, Lease
+from inferscale_runtime.tiers.slab import LEASE_DONE, LEASE_FREE, LEASE_NEW, NUM_LEASES
 from inferscale_runtime.tiers.spans import FreeSpans
 from inferscale_runtime.tiers.stats import TierStats
 
@@ -32,23 +28,6 @@ UNSEEN_LEASE_SECONDS = 300.0
 """A lease that the engine never saw is taken back after this time (arbitrary; a request reaches
 the engine within one step). The scheduler side checks the generation, so a late request goes as
 text."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """A request's hold on its segments.
-
-    Attributes:
-        slot: Index into the leases file.
-        generation: Value that the slot had when the lease was given.
-        runs: ``(first row, rows)`` of the segments, in prompt order; a segment may lie in several.
-        keys: The segments.
-    """
-
-    slot: int
-    generation: int
-    runs: tuple[tuple[int, int], ...]
-    keys: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +97,7 @@ class Arena:
         self._last_stamp = 0
         self._free_slots = list(range(NUM_LEASES - 1, -1, -1))
         self._held: dict[int, list[Resident]] = {}
+        self._holds: set[Hold] = set()
         self._ended: dict[int, tuple[Lease, float]] = {}
         self.row_bytes = slab[:1].numel() * slab.element_size()
         self.stats = stats or TierStats()
@@ -249,6 +229,8 @@ class Arena:
             self._entries[key] = entry
             if pin:
                 self._kept[key] += 1
+            for hold in self._holds:
+                self._keep_for(hold, key)
             self._shed()  # the budget may have shrunk meanwhile
             return True
 
@@ -289,6 +271,31 @@ class Arena:
                 if not entry.pins:
                     self._drop(entry)
             return len(found)
+
+    @contextmanager
+    def holding(self, keys: Sequence[str]) -> Iterator[None]:
+        """Keeps what is there of the keys, and what comes in, from making room for others.
+
+        It lasts as long as the block: from before a request's segments are read until it has its
+        lease, or is given up.
+        """
+        hold = Hold(frozenset(keys))
+        with self._lock:
+            for key in hold.keys:
+                self._keep_for(hold, key)
+            self._holds.add(hold)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._holds.discard(hold)
+                self._let_go(hold.entries)
+                self._shed()
+
+    def _keep_for(self, hold: Hold, key: str) -> None:
+        if key in hold.keys and key in self._entries:
+            self._policy.pin(self._entries[key])
+            hold.entries.append(self._entries[key])
 
     def acquire(self, keys: Sequence[str]) -> Lease | None:
         """Pins segments for one request.
@@ -348,7 +355,10 @@ class Arena:
     def _release(self, lease: Lease) -> None:
         self._leases[lease.slot] = (lease.generation + 1, LEASE_FREE)
         self._free_slots.append(lease.slot)
-        for entry in self._held.pop(lease.slot):
+        self._let_go(self._held.pop(lease.slot))
+
+    def _let_go(self, entries: Sequence[Resident]) -> None:
+        for entry in entries:
             self._policy.unpin(entry)
             if not entry.pins and self._entries.get(entry.key) is not entry:
                 self._drop(entry)  # discarded meanwhile
@@ -368,23 +378,3 @@ class Arena:
         self._free.give(entry.runs)
         for start, _ in entry.runs:
             self._stamps[start] = 0
-
-
-def activate_lease(leases: npt.NDArray[np.int64], slot: int, generation: int) -> bool:
-    """Engine side: marks a lease as in use.
-
-    Returns:
-        False when it was taken back meanwhile; the request must go as text.
-    """
-    if not 0 <= slot < NUM_LEASES or leases[slot, 0] != generation:
-        return False
-    if leases[slot, 1] not in (LEASE_NEW, LEASE_ACTIVE):
-        return False
-    leases[slot, 1] = LEASE_ACTIVE
-    return bool(leases[slot, 0] == generation)
-
-
-def finish_lease(leases: npt.NDArray[np.int64], slot: int, generation: int) -> None:
-    """Engine side: the request is gone; the API process may free its segments."""
-    if leases[slot, 0] == generation:
-        leases[slot, 1] = LEASE_DONE

@@ -44,7 +44,7 @@ class Resident:
         store: Whose it is.
         runs: Where it lies.
         rows: Its tokens.
-        pins: How many leases hold it.
+        pins: How many leases and holds keep it.
         used: When it was last used, as a count.
     """
 

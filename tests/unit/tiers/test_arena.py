@@ -15,9 +15,8 @@ from inferscale_runtime.tiers.arena import (
     Arena,
     ByteLimits,
     StoreUse,
-    activate_lease,
-    finish_lease,
 )
+from inferscale_runtime.tiers.leases import activate_lease, finish_lease
 from inferscale_runtime.tiers.slab import (
     NUM_LEASES,
     SlabShape,

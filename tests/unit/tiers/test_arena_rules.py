@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 import numpy as np
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from inferscale_runtime.tiers.arena import (
-    Arena,
-    ByteLimits,
-    Lease,
-    activate_lease,
-    finish_lease,
-)
+from inferscale_runtime.tiers.arena import Arena, ByteLimits
 from inferscale_runtime.tiers.eviction import Resident
+from inferscale_runtime.tiers.leases import Lease, activate_lease, finish_lease
 from inferscale_runtime.tiers.slab import NUM_LEASES, SlabShape
 
 SHAPE = SlabShape(num_rows=12, num_layers=1, num_kv_heads=1, head_dim=2, dtype="float32")
@@ -38,6 +35,7 @@ class ArenaRules(RuleBasedStateMachine):
         self.written: dict[str, int] = {}
         self.open: list[tuple[Lease, list[int]]] = []
         self.gone: list[Lease] = []
+        self.holds: list[tuple[AbstractContextManager[None], set[str], set[str]]] = []
         self.budget = SHAPE.num_rows
         self.floor = 0
         self.ceiling: int | None = None
@@ -55,6 +53,8 @@ class ArenaRules(RuleBasedStateMachine):
         kv = torch.full((count, 1, 2, 1, 2), float(self.stamp))
         if self.arena.put(key, kv, store=store_of(key)) and not known:
             self.written[key] = self.stamp
+            for _, wanted, kept in self.holds:
+                kept |= wanted & {key}
             assert self.arena.used_rows <= self.budget, "nothing comes in above the budget"
         if store_of(key) != "x" and before["x"] >= self.floor:
             assert self.rows_by_store()["x"] >= self.floor, "taken for another store"
@@ -81,8 +81,23 @@ class ArenaRules(RuleBasedStateMachine):
         self.arena.end(lease, submitted=submitted)
         self.gone.append(lease)
 
+    @rule(wanted=st.sets(KEYS, max_size=3))
+    def hold(self, wanted: set[str]) -> None:
+        kept = self.arena.resident([*wanted])
+        block = self.arena.holding([*wanted])
+        block.__enter__()
+        self.holds.append((block, wanted, kept))
+
+    @precondition(lambda self: self.holds)
+    @rule(which=st.integers(0, 50))
+    def let_go(self, which: int) -> None:
+        block, _, _ = self.holds.pop(which % len(self.holds))
+        block.__exit__(None, None, None)
+
     @rule(key=KEYS)
     def discard(self, key: str) -> None:
+        for _, _, kept in self.holds:
+            kept.discard(key)
         self.arena.discard([key])
         assert self.arena.resident([key]) == set()
 
@@ -99,7 +114,8 @@ class ArenaRules(RuleBasedStateMachine):
         self.arena.set_limits(budget * ROW, limits)
 
     def entries(self) -> list[Resident]:
-        held = {id(entry): entry for entries in self.arena._held.values() for entry in entries}
+        kept = [*self.arena._held.values(), *(hold.entries for hold in self.arena._holds)]
+        held = {id(entry): entry for entries in kept for entry in entries}
         held |= {id(entry): entry for entry in self.arena._entries.values()}
         return [*held.values()]
 
@@ -139,7 +155,14 @@ class ArenaRules(RuleBasedStateMachine):
         free = self.arena._free_slots
         assert len(set(free)) == len(free)
 
+    @invariant()
+    def what_a_hold_has_seen_stays(self) -> None:
+        for _, _, kept in self.holds:
+            assert self.arena.resident([*kept]) == kept
+
     def teardown(self) -> None:
+        for block, _, _ in self.holds:
+            block.__exit__(None, None, None)
         for lease, _ in self.open:
             self.arena.end(lease, submitted=True)
             self.gone.append(lease)

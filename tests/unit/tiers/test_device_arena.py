@@ -12,8 +12,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from inferscale_runtime.tiers.arena import Arena, Lease
+from inferscale_runtime.tiers.arena import Arena
 from inferscale_runtime.tiers.device_arena import AGE_AFTER, DeviceArena, UseCounts, pin_slab
+from inferscale_runtime.tiers.leases import Lease
 from inferscale_runtime.tiers.slab import NUM_LEASES
 
 DEVICES = [

@@ -14,7 +14,8 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from inferscale_runtime.nvml import NvmlSampler
-from inferscale_runtime.tiers.arena import Arena, finish_lease
+from inferscale_runtime.tiers.arena import Arena
+from inferscale_runtime.tiers.leases import finish_lease
 from inferscale_runtime.tiers.plan_file import MAX_PLAN_BYTES, PlanFollower, read_plan
 from inferscale_runtime.tiers.report import TierReport
 from inferscale_runtime.tiers.slab import NUM_LEASES

@@ -1,0 +1,100 @@
+"""Between reading a request's segments and its lease, other requests read theirs."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from inferscale_runtime.server.options import MemoryOptions
+from inferscale_runtime.server.service import MemoryService, Prepared
+from inferscale_runtime.server.staging import Staging
+
+
+async def ask(service: MemoryService, user: str) -> Prepared:
+    messages = [{"role": "user", "content": "hello"}]
+    options = MemoryOptions(user=user, link_tail=0)
+    return await service.prepare(options, messages, {"add_generation_prompt": True}, None)
+
+
+@pytest.fixture
+def small(tmp_path: Path, kit: Any) -> Any:
+    """An arena that holds the preamble and one user's facts, not two users'."""
+    world = kit.World(tmp_path, num_rows=100)
+    store = world.store("a")
+    kit.add_encoding(store)
+    for user in ("ann", "bob"):
+        kit.commit(store, user, [f"{user} sings" + "." * 20, f"{user} dives" + "." * 20])
+    return world
+
+
+def test_reading_for_others_does_not_take_what_a_request_waits_with(
+    small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = small.service("a")
+    preamble = small.arena.used_rows
+    ensure = Staging.ensure
+
+    async def busy(self: Staging, user: str, view: Any, segments: Any) -> str | None:
+        reason = await ensure(self, user, view, segments)
+        # The rest of what a busy server reads before this request goes on.
+        for number in range(5):
+            small.arena.put(f"other{number}", torch.zeros((40, 2, 2, 1, 4)), store="a")
+        return reason
+
+    monkeypatch.setattr(Staging, "ensure", busy)
+    prepared = asyncio.run(ask(service, "ann"))
+    assert (prepared.usage.mode, prepared.usage.reason) == ("injected", None)
+    assert prepared.usage.injected_tokens > preamble + 50
+    assert prepared.lease is not None
+    small.arena.end(prepared.lease, submitted=False)
+    assert small.arena.pinned_rows == preamble, "only the preamble stays for good"
+
+
+def test_two_at_once_in_an_arena_for_one(small: Any) -> None:
+    service = small.service("a")
+    preamble = small.arena.used_rows
+
+    async def both() -> list[Prepared]:
+        return await asyncio.gather(ask(service, "ann"), ask(service, "bob"))
+
+    for prepared in asyncio.run(both()):
+        if prepared.lease is not None:
+            small.arena.end(prepared.lease, submitted=False)
+    assert small.arena.pinned_rows == preamble
+    # Whoever was too late the first time finds room when it is asked again.
+    for user in ("ann", "bob"):
+        again = asyncio.run(ask(service, user))
+        assert (again.usage.mode, again.usage.reason) == ("injected", None)
+        assert again.lease is not None
+        small.arena.end(again.lease, submitted=False)
+
+
+def test_a_request_that_waited_too_long_keeps_nothing(
+    small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = small.service("a")
+    preamble = small.arena.used_rows
+
+    async def late(self: Staging, user: str, view: Any, segments: Any) -> str | None:
+        self.read(user, view, list(segments)[:1])
+        assert small.arena.pinned_rows > preamble, "kept while it is waited for"
+        return "timeout"
+
+    monkeypatch.setattr(Staging, "ensure", late)
+    prepared = asyncio.run(ask(service, "ann"))
+    assert prepared.usage.reason == "timeout"
+    assert prepared.lease is not None
+    small.arena.end(prepared.lease, submitted=False)
+    assert small.arena.pinned_rows == preamble
+
+    async def cancelled(self: Staging, user: str, view: Any, segments: Any) -> str | None:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(Staging, "ensure", cancelled)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(ask(service, "ann"))
+    assert small.arena.pinned_rows == preamble
