@@ -12,6 +12,7 @@ Row = tuple[str, ...]
 _UNITS = ("B", "Ki", "Mi", "Gi", "Ti", "Pi")
 _POD_HEADER = ("POD", "DRAM", "PINNED", "HIT %", "SEG/S", "STAGED/S", "EVICTED", "PLAN", "STATE")
 _STORE_HEADER = ("POD", "STORE", "TIER", "USED", "FLOOR", "CEILING", "SEGMENTS", "HIT %", "HEAT")
+_ARENA_HEADER = ("POD", "GPU ARENA", "HIT %", "COPIED/S", "EVICTED")
 _GPU_HEADER = ("POD", "GPU", "NAME", "USED", "TOTAL", "FREE", "PROCESSES", "AGE S")
 
 
@@ -35,13 +36,15 @@ def render(answers: Sequence[Answer], previous: Mapping[str, Answer], width: int
     """
     pods: list[Row] = [_POD_HEADER]
     stores: list[Row] = [_STORE_HEADER]
+    arenas: list[Row] = [_ARENA_HEADER]
     gpus: list[Row] = [_GPU_HEADER]
     for answer in answers:
         before = previous.get(answer.pod)
         pods.append(_pod_row(answer, before))
         stores += _store_rows(answer, before)
+        arenas += _arena_rows(answer, before)
         gpus += _gpu_rows(answer)
-    tables = [_table(rows) for rows in (pods, stores, gpus) if len(rows) > 1]
+    tables = [_table(rows) for rows in (pods, stores, arenas, gpus) if len(rows) > 1]
     lines = [line for table in tables for line in (*table, "")][:-1]
     return "\n".join(line[:width].rstrip() for line in lines)
 
@@ -100,6 +103,28 @@ def _store_rows(answer: Answer, before: Answer | None) -> list[Row]:
             )
         )
     return rows
+
+
+def _arena_rows(answer: Answer, before: Answer | None) -> list[Row]:
+    """The GPU arena, per GPU; nothing for a pod without one."""
+    now = _mapping(_mapping(answer.document, "tiers"), "gpu")
+    if not now:
+        return []
+    old = _mapping(_mapping(before.document, "tiers"), "gpu") if before else {}
+    names = ("hits", "misses", "copied_bytes")
+    since = {name: _count(now, name) - _count(old, name) for name in names}
+    if min(since.values()) < 0:  # the pod has restarted
+        since, before = {name: _count(now, name) for name in names}, None
+    seconds = answer.taken_at - before.taken_at if before else 0.0
+    return [
+        (
+            answer.pod,
+            f"{format_size(now.get('used_bytes'))}/{format_size(now.get('budget_bytes'))}",
+            _percent(since["hits"], since["hits"] + since["misses"]),
+            format_size(since["copied_bytes"] / seconds) if seconds > 0 else "-",
+            str(now.get("evictions", "-")),
+        )
+    ]
 
 
 def _gpu_rows(answer: Answer) -> list[Row]:

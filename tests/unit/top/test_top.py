@@ -6,6 +6,7 @@ import argparse
 import json
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from inferscale_runtime.errors import ConfigError
 from inferscale_runtime.nvml import DeviceMemory, NvmlSample, NvmlSampler
 from inferscale_runtime.tiers.arena import Arena, ByteLimits
+from inferscale_runtime.tiers.device_arena import DeviceFigures
 from inferscale_runtime.tiers.plan_file import PlanFollower
 from inferscale_runtime.tiers.report import TierReport
 from inferscale_runtime.tiers.slab import NUM_LEASES
@@ -162,10 +164,37 @@ def test_rates_are_since_the_answer_before() -> None:
     assert restarted[3:6] == ["50.0", "-", "-"]
 
 
+def test_the_gpu_arena_is_shown_where_there_is_one(arena: Arena) -> None:
+    figures = DeviceFigures(64 << 20, 32 << 20, 8 << 20, 30, 10, 4 << 20, 7)
+    with_one = report(arena)
+    with_one["tiers"]["gpu"] = asdict(figures)
+    answers = [Answer("p", 12, with_one), Answer("q", 12, report(arena))]
+    text = render(answers, {}, 500)
+    assert text.count("GPU ARENA") == 1
+    assert cells(text, "8.0Mi/32.0Mi") == ["p", "8.0Mi/32.0Mi", "75.0", "-", "7"]
+    table = text.split("GPU ARENA")[1].split("\n\n")[0]
+    assert len(table.splitlines()) == 2, "one pod has one"
+
+    later = report(arena)
+    later["tiers"]["gpu"] = asdict(replace(figures, hits=39, misses=11, copied_bytes=6 << 20))
+    before = {"p": answers[0]}
+    row = cells(render([Answer("p", 16, later)], before, 500), "8.0Mi/32.0Mi")
+    assert row[2:4] == ["90.0", "512Ki"]
+    restarted = report(arena)
+    restarted["tiers"]["gpu"] = asdict(replace(figures, hits=1, misses=1, copied_bytes=5))
+    row = cells(render([Answer("p", 16, restarted)], before, 500), "8.0Mi/32.0Mi")
+    assert row[2:4] == ["50.0", "-"]
+    assert "GPU ARENA" not in render([Answer("q", 12, report(arena))], {}, 500)
+
+
 def test_what_comes_over_the_network_cannot_steer_the_terminal() -> None:
     document = {
         "reason": "\x1b[2Jgone\n",
-        "tiers": {"stores": {"\x07bell": {"tier": "\x9b31m", "heat": "hot"}}, "plan": 5},
+        "tiers": {
+            "stores": {"\x07bell": {"tier": "\x9b31m", "heat": "hot"}},
+            "plan": 5,
+            "gpu": {"evictions": "\x1b[31m", "used_bytes": "many", "hits": "few"},
+        },
         "gpu": {"up": True, "devices": [{"name": "\x1b]0;x"}, 4], "age_seconds": "old"},
     }
     text = render([Answer("p", 0, document)], {}, 500)
