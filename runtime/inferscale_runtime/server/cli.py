@@ -13,6 +13,7 @@ import secrets
 import shutil
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ from inferscale_runtime.errors import ConfigError
 from inferscale_runtime.server.explain import add_arguments, explain_budget
 
 PLUGINS = ("inferscale_connector", "inferscale_memory")
+STARTING_S = 60.0
+"""A start locks and renames its folder at once; an older one under the first name was killed then
+(arbitrary)."""
 
 
 def register(subparsers: Any) -> None:
@@ -65,16 +69,10 @@ def make_run_dir(root: Path) -> Path:
     """
     if not root.is_dir():
         raise ConfigError(f"--run-root '{root}': no such folder; name a tmpfs folder")
-    for folder in root.glob("inferscale-*"):
-        try:
-            with open(folder / "lock", "r+b") as stream:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-        except OSError:
-            continue  # alive, or another user's
+    _sweep(root)
     name = f"inferscale-{secrets.token_hex(8)}"
-    # Locked under a name that the sweep above does not match, then renamed: no other start can take
-    # a folder without a lock for a dead one.
+    # Locked under a name that the sweep leaves alone for a while, then renamed: no other start can
+    # take a folder whose lock is not held yet for a dead one.
     hidden = root / f".{name}"
     hidden.mkdir(mode=0o700)
     descriptor = os.open(hidden / "lock", os.O_CREAT | os.O_RDWR, 0o600)
@@ -82,6 +80,18 @@ def make_run_dir(root: Path) -> Path:
     os.set_inheritable(descriptor, True)
     hidden.rename(root / name)
     return root / name
+
+
+def _sweep(root: Path) -> None:
+    for folder in (*root.glob("inferscale-*"), *root.glob(".inferscale-*")):
+        try:
+            if folder.name.startswith(".") and time.time() - folder.stat().st_mtime < STARTING_S:
+                continue
+            with open(folder / "lock", "r+b") as stream:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            continue  # alive, or another user's
 
 
 def build_command(arguments: argparse.Namespace, config: RuntimeConfig, folder: str) -> list[str]:
