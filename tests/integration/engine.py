@@ -41,6 +41,7 @@ OPTIONS: dict[str, Any] = {
     "num_gpu_blocks_override": 256,
     "gpu_memory_utilization": 0.2,
 }
+_SERVING = {"enable_prefix_caching": True, "distributed_executor_backend": "uni"}
 _SALTS = count()
 
 
@@ -250,14 +251,13 @@ def serve(
             str(model),
             dtype="float32",
             enforce_eager=True,
-            distributed_executor_backend="uni",
             kv_transfer_config=KVTransferConfig(
                 kv_connector="InferScaleConnector",
                 kv_connector_module_path="inferscale_runtime.connector.facade",
                 kv_role="kv_consumer",
                 kv_connector_extra_config={"inferscale": config},
             ),
-            **(OPTIONS | {"enable_prefix_caching": True, "max_model_len": MAX_LEN} | options),
+            **(OPTIONS | _SERVING | {"max_model_len": MAX_LEN} | options),
         )
         core = llm.llm_engine.engine_core
         try:
