@@ -287,8 +287,10 @@ class DeviceArena:
     def _forget(self, stamp: int) -> None:
         """Frees a copy and overwrites it: nobody looks here again when its fact is erased."""
         copy = self._copies.pop(stamp)
-        for start, rows in copy.runs:
-            self._store[start : start + rows].zero_()
+        # The first request makes the store in inference mode, and outside of it nobody may write.
+        with torch.inference_mode():
+            for start, rows in copy.runs:
+                self._store[start : start + rows].zero_()
         self._used -= copy.rows
         self._free.give(copy.runs)
 

@@ -197,6 +197,16 @@ def test_the_budget_changes_live(make: Callable[..., Pair]) -> None:
     assert pair.device.figures.used_bytes == 15 * size
 
 
+def test_a_store_made_in_a_forward_is_blanked_by_another_thread(make: Callable[..., Pair]) -> None:
+    with torch.inference_mode():  # as vLLM runs forwards; other threads do not run in it
+        pair = make(16)
+        pair.put("a", 5)
+        pair.fetch("a")
+    pair.device.set_budget(0)
+    assert pair.device.figures.used_bytes == 0
+    assert not pair.device._store.any()
+
+
 def test_counts_age() -> None:
     counts = UseCounts()
     for _ in range(20):
