@@ -30,8 +30,27 @@ CHILD_SELECTOR = f"{MANAGED_BY}={FIELD_MANAGER}"
 OnEvent = Callable[[Kind, str, Manifest], None]
 """Kind, ``DELETED`` or anything else, object without managed fields."""
 
+_TASK_LOGGER = "kopf._core.reactor.orchestration"
+"""Where kopf 1.45 says that the task of one watch has died. It goes on without it, and has no other
+way of telling (kopf's issue 1276)."""
 _TOKEN_MINUTES = 5
 _log = logging.getLogger(__name__)
+
+
+class WatchDiedError(Exception):
+    """One of kopf's watches has ended for good; watching has to be started anew."""
+
+
+class _Deaths(logging.Handler):
+    """Tells of watches that died, by what kopf logs about them."""
+
+    def __init__(self, on_death: Callable[[], None]) -> None:
+        super().__init__(logging.ERROR)
+        self._on_death = on_death
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Takes any error of the tasks for a death: starting anew costs a few lists."""
+        self._on_death()
 
 
 class _Backoffs:
@@ -75,6 +94,7 @@ class Watcher:
         self._on_event = on_event
         self._loop = asyncio.get_running_loop()
         self._stop = threading.Event()
+        self._died = False
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._thread = threading.Thread(target=self._run, name="watching", daemon=True)
 
@@ -93,19 +113,30 @@ class Watcher:
 
     def _run(self) -> None:
         error: Exception | None = None
+        deaths = _Deaths(self._on_death)
+        logging.getLogger(_TASK_LOGGER).addHandler(deaths)
         try:
             asyncio.run(self._operator())
         except Exception as problem:
             error = problem
+        finally:
+            logging.getLogger(_TASK_LOGGER).removeHandler(deaths)
+        if self._died:
+            error = WatchDiedError()
         try:
             self._loop.call_soon_threadsafe(self._finish, error)
         except RuntimeError:
             pass  # the process ends and its loop is closed
 
+    def _on_death(self) -> None:
+        if not self._stop.is_set():
+            self._died = True
+            self._stop.set()
+
     def _finish(self, error: Exception | None) -> None:
         if self._ended.done():
             return
-        if error is not None and not self._stop.is_set():
+        if error is not None and (self._died or not self._stop.is_set()):
             self._ended.set_exception(error)
         else:
             self._ended.set_result(None)

@@ -71,6 +71,8 @@ def test_install_upgrades_rollback_and_uninstall(without_crds: Release, tmp_path
         ("RoleBinding", f"{name}-operator-lease"),
         ("ClusterRole", f"{made.namespace}-{name}-operator"),
         ("ClusterRoleBinding", f"{made.namespace}-{name}-operator"),
+        ("ClusterRole", f"{made.namespace}-{name}-operator-nodes"),
+        ("ClusterRoleBinding", f"{made.namespace}-{name}-operator-nodes"),
         ("ClusterRole", f"{made.namespace}-{name}-view"),
         ("ClusterRole", f"{made.namespace}-{name}-edit"),
     }, "the hook's objects are gone and nothing else is left"
