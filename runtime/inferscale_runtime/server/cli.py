@@ -23,6 +23,7 @@ from inferscale_runtime.encode.cli import base_config
 from inferscale_runtime.encode.model import resolve_model
 from inferscale_runtime.errors import ConfigError
 from inferscale_runtime.server.explain import add_arguments, explain_budget
+from inferscale_runtime.server.leftovers import remove_leftovers
 
 PLUGINS = ("inferscale_connector", "inferscale_memory")
 STARTING_S = 60.0
@@ -189,6 +190,7 @@ def run_serve(arguments: argparse.Namespace) -> int:
         # One of several may come later; a server whose only store is wrong need not start.
         Store.open(config.store)
     folder = served_folder(arguments.model, arguments.revision)
+    remove_leftovers()
     run_dir = make_run_dir(Path(arguments.run_root))
     config = config.model_copy(update={"run_dir": str(run_dir)})
     environment = dict(os.environ)
