@@ -24,12 +24,12 @@ from pathlib import Path
 from inferscale_runtime.server.cli import make_run_dir
 folder = make_run_dir(Path(sys.argv[1]))
 if sys.argv[2] == "FORK" and os.fork() == 0:
-    print("child", os.getpid(), flush=True)
-    sys.stdin.readline()
+    os.write(1, b"child\\n")
+    os.read(0, 1)
     os._exit(0)
 if sys.argv[2] in ("BARE", "FORK"):
-    print("folder", folder, flush=True)
-    sys.stdin.readline()
+    os.write(1, f"folder {folder}\\n".encode())  # whole lines: two processes write here
+    os.read(0, 1)
 else:
     os.execv(sys.executable, [sys.executable, "-c", sys.argv[2], str(folder)])
 """
@@ -184,7 +184,9 @@ def test_a_child_that_has_the_lock_keeps_the_folder_until_it_ends(
     start: Start, tmp_path: Path
 ) -> None:
     server = start(SERVER, str(tmp_path), "FORK")
-    told = dict(server.read() for _ in range(2))
+    lines = [server.read() for _ in range(2)]
+    told = dict(lines)
+    assert "folder" in told, lines
     folder = Path(told["folder"])
     server.kill()
     assert folder in next_start(tmp_path)
