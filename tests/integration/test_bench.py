@@ -41,6 +41,7 @@ def check_document(file: Path, bench: str) -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.mark.slow
 def test_ttft(smollm2: Path, workdir: Path) -> None:
     file, plot = workdir / "ttft.json", workdir / "ttft.png"
     done = run_cli(*ttft_arguments(smollm2, workdir), "--json", str(file), "--plot", str(plot))
@@ -105,6 +106,7 @@ def test_encode(smollm2: Path, workdir: Path) -> None:
     assert row["prefill_tokens_per_s"] > 0
 
 
+@pytest.mark.slow
 def test_interrupt_stops_the_server(smollm2: Path, workdir: Path) -> None:
     log = workdir / "interrupted.log"
     process = subprocess.Popen(

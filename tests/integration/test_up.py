@@ -12,7 +12,8 @@ import pytest
 from tests.integration.commands import command
 from tests.integration.up_command import Command, is_alive
 
-pytestmark = pytest.mark.vllm
+# Minutes of model building and server starts; the shorter tests of `up` have stand-ins for both.
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart.yaml"
 PATIENCE = 1500.0
@@ -37,7 +38,6 @@ def test_the_printed_line_gets_an_injected_answer(up: Command) -> None:
     assert "PersonalizedModel/maya-chat  Ready=True" in up.text
 
 
-@pytest.mark.slow
 def test_another_top_k_is_a_rolling_restart_without_downtime(up: Command) -> None:
     line = up.curl()
     done = threading.Event()
