@@ -40,7 +40,11 @@ def _unpack() -> None:
     with tempfile.TemporaryDirectory(dir=CACHE.parent) as name:
         folder = Path(name)
         quiet: dict[str, Any] = {"check": True, "capture_output": True, "timeout": 300}
-        subprocess.run(["apt-get", "download", "prometheus"], cwd=folder, **quiet)
+        download = ["apt-get", "download", "prometheus"]
+        if subprocess.run(download, cwd=folder, capture_output=True, timeout=300).returncode:
+            # A fresh machine may have no package lists yet, or old ones.
+            subprocess.run(["apt-get", "update"], **quiet)
+            subprocess.run(download, cwd=folder, **quiet)
         (package,) = folder.glob("*.deb")
         subprocess.run(["dpkg", "-x", str(package), str(folder / "root")], **quiet)
         (folder / "root" / "usr" / "bin" / "promtool").rename(CACHE)
