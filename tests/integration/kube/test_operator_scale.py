@@ -14,7 +14,7 @@ from tests.integration.kube.operator_process import running_operator
 from tests.integration.kube.proxy import running_proxy
 from tests.integration.kube.resources import facts, memory_store
 
-COUNT = int(os.environ.get("INFERSCALE_TEST_STORES", "100"))
+COUNT = int(os.environ.get("INFERSCALE_TEST_STORES", "50"))
 """Set it to 1000 for the full run."""
 IDLE_SECONDS = float(os.environ.get("INFERSCALE_TEST_IDLE_SECONDS", "0"))
 """Set it to 600 for the full run: no write in so many seconds at rest."""
