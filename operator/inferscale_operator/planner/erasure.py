@@ -13,6 +13,7 @@ from inferscale_operator.api.memorystore import MemoryStoreSpec
 from inferscale_operator.desired.encoder import build_erase_job, erase_name
 from inferscale_operator.desired.kinds import CLAIM, JOB, Manifest
 from inferscale_operator.desired.naming import FINALIZER, INPUT
+from inferscale_operator.desired.stores import store_claim
 from inferscale_operator.planner.conditions import (
     Draft,
     merge_conditions,
@@ -41,7 +42,7 @@ def plan_deletion(
     writers = [job for job in observed.of_kind(JOB) if INPUT in job["metadata"]["labels"]]
     eraser = observed.children.get((JOB.kind, erase_name(resource)))
     stop = tuple(job_ref(job) for job in writers if not is_deleting(job))
-    release = _release_reason(resource, spec, observed, writers, eraser)
+    release = _release_reason(resource, spec, observed, writers)
     if release is not None:
         done = (*stop, job_ref(eraser)) if eraser is not None and not is_deleting(eraser) else stop
         return Plan(finalizer=False, delete=done, events=(release,))
@@ -85,7 +86,6 @@ def _release_reason(
     spec: MemoryStoreSpec,
     observed: Observed,
     writers: list[Manifest],
-    eraser: Manifest | None,
 ) -> EventRecord | None:
     """Why nothing is left to do, or None."""
     place = _place(resource)
@@ -97,12 +97,11 @@ def _release_reason(
     never_written = not writers and not resource.get("status", {}).get("job", {}).get("name")
     if never_written:
         return EventRecord("Normal", "Erased", "nothing had been stored")
-    if spec.storage.s3 is None:
-        name = spec.storage.pvc.claim_name if spec.storage.pvc is not None else None
-        key = (CLAIM.kind, name or f"{resource['metadata']['name']}-store")
-        claim = observed.children.get(key) or observed.references.get(key)
+    name = store_claim(resource["metadata"]["name"], spec)
+    if name is not None:
+        claim = observed.find(CLAIM, name)
         if claim is None or is_deleting(claim) or observed.namespace_terminating:
-            return EventRecord("Normal", "Erased", f"the bytes go with the claim '{key[1]}'")
+            return EventRecord("Normal", "Erased", f"the bytes go with the claim '{name}'")
     elif observed.namespace_terminating:
         message = f"no pod can start in a namespace that is being deleted; erase '{place}' by hand"
         return EventRecord("Warning", "EraseIncomplete", message)

@@ -8,6 +8,7 @@ from inferscale_operator.api.memorystore import MemoryStoreSpec
 from inferscale_operator.desired.encoder import build_encoder_base
 from inferscale_operator.desired.kinds import CLAIM, CONFIG_MAP, JOB, Manifest, kind_of
 from inferscale_operator.desired.naming import INPUT
+from inferscale_operator.desired.stores import store_claim, store_url
 from inferscale_operator.planner.conditions import (
     Draft,
     merge_conditions,
@@ -109,32 +110,20 @@ def _storage_condition(resource: Manifest, spec: MemoryStoreSpec, observed: Obse
     missing = first_missing(storage_requirements(spec), observed)
     if missing is not None:
         return Draft("StorageBound", False, missing[0], missing[1], warning=True)
-    if spec.storage.s3 is not None:
+    name = store_claim(resource["metadata"]["name"], spec)
+    if name is None:
         return Draft("StorageBound", True, "ObjectStorage")
-    claim = claim_of(resource, spec, observed)
-    phase = (claim or {}).get("status", {}).get("phase", "Pending")
+    phase = (observed.find(CLAIM, name) or {}).get("status", {}).get("phase", "Pending")
     if phase == "Lost":
         return Draft(
             "StorageBound",
             False,
             "ClaimLost",
-            f"PersistentVolumeClaim '{claim_name(resource, spec)}' has lost its volume; restore "
-            "the volume, or make another MemoryStore",
+            f"PersistentVolumeClaim '{name}' has lost its volume; restore the volume, or make "
+            "another MemoryStore",
             warning=True,
         )
     return Draft("StorageBound", True, "Bound" if phase == "Bound" else "WaitingForFirstPod")
-
-
-def claim_name(resource: Manifest, spec: MemoryStoreSpec) -> str:
-    """Name of the claim that a store on a volume lies in."""
-    own = spec.storage.pvc.claim_name if spec.storage.pvc is not None else None
-    return own or f"{resource['metadata']['name']}-store"
-
-
-def claim_of(resource: Manifest, spec: MemoryStoreSpec, observed: Observed) -> Manifest | None:
-    """The live claim, whoever made it."""
-    key = (CLAIM.kind, claim_name(resource, spec))
-    return observed.children.get(key) or observed.references.get(key)
 
 
 def _ready(drafts: list[Draft], run: Run) -> Draft:
@@ -154,15 +143,15 @@ def _status(
     drafts: list[Draft],
 ) -> Manifest:
     old = resource.get("status", {})
+    name = resource["metadata"]["name"]
     generation = resource["metadata"].get("generation", 0)
     status: Manifest = {
         **{key: value for key, value in old.items() if key not in ("nextSyncTime",)},
         **run.status,
         "observedGeneration": generation,
-        "tier": _tier(resource["metadata"]["name"], spec, observed),
-        "location": spec.storage.s3.url
-        if spec.storage.s3 is not None
-        else claim_name(resource, spec),
+        "tier": _tier(name, spec, observed),
+        # A claim's name, or the URL in object storage.
+        "location": store_claim(name, spec) or store_url(name, spec, ""),
         "conditions": merge_conditions(old.get("conditions", []), drafts, generation, observed.now),
     }
     if spec.source.refresh is not None and drafts[0].reason != "InvalidSchedule":

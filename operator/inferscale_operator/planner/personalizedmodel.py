@@ -132,9 +132,6 @@ class _Decision:
         )
         apply += tiers.apply
         remove = [self.generations[name] for name in rollout.remove]
-        if rollout.serving is not None and self.selected != rollout.serving:
-            # The Service has not been seen to move: what it still selects stays for this step.
-            remove = [item for item in remove if _generation_of(item) != self.selected]
         needed = [*stores.drafts, *self._serving(rollout, target, blocked, apply)]
         drafts = [*needed, *self._scaling(), *tiers.drafts]
         drafts.append(summarise(needed, "Serving", f"generation {target} serves"))

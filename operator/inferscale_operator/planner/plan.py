@@ -46,6 +46,11 @@ class Observed:
     namespace_terminating: bool = False
     entropy: str = ""
 
+    def find(self, kind: Kind, name: str) -> Manifest | None:
+        """A live object by name, whether it is a child or one that the spec names."""
+        key = (kind.kind, name)
+        return self.children.get(key) or self.references.get(key)
+
     def of_kind(self, kind: Kind) -> list[Manifest]:
         """Live children of one kind, by name."""
         return [
