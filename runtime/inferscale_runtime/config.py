@@ -119,6 +119,23 @@ class StoreEntry(_Section):
     encoding that fits the model."""
 
 
+class SessionConfig(_Section):
+    """Chats that keep their facts; the state is in the server's memory only."""
+
+    max_sessions: int = Field(10_000, ge=1, le=1_000_000)
+    """Most sessions of one server; above it the one that was used least recently is forgotten."""
+    max_sessions_per_user: int = Field(32, ge=1, le=1_000_000)
+    """Most sessions of one user, so that nobody pushes out those of others."""
+    ttl_seconds: int = Field(3600, ge=1, le=604_800)
+    """How long a session that is not used is remembered; one hour by default."""
+    new_facts: int = Field(5, ge=0, le=1000)
+    """Most facts that one turn adds; they are read as text, so each costs time."""
+    max_facts: int = Field(200, ge=1, le=10_000)
+    """Most facts of a session; one that would have more begins anew."""
+    note_heading: str = Field("What else you know about the user:\n", max_length=8192)
+    """What stands before the facts that a turn adds."""
+
+
 class InjectConfig(_Section):
     """How stored KV is written into the engine's cache."""
 
@@ -185,6 +202,7 @@ class RuntimeConfig(_Section):
     retrieval: RetrievalConfig = RetrievalConfig()
     tiers: TierConfig = TierConfig()
     inject: InjectConfig = InjectConfig()
+    sessions: SessionConfig = SessionConfig()
     quota: QuotaConfig = QuotaConfig()
     retention: RetentionConfig = RetentionConfig()
 

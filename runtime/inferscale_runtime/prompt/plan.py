@@ -38,6 +38,8 @@ class PromptPlan:
         keys: Segment keys after the preamble, in prompt order; empty for a text request.
         num_facts: Facts in the prompt.
         num_text_tokens: Tokens of facts that are prefilled.
+        order: Indexes of the facts in prompt order.
+        num_injectable: How many of them stand where they can be claimed.
     """
 
     token_ids: list[int]
@@ -45,6 +47,8 @@ class PromptPlan:
     keys: tuple[str, ...]
     num_facts: int
     num_text_tokens: int
+    order: tuple[int, ...]
+    num_injectable: int
 
 
 def order_facts(best_first: Sequence[int], order: Order) -> list[int]:
@@ -59,6 +63,7 @@ def plan_prompt(
     *,
     link_tail: int,
     inject: bool,
+    fixed: int | None = None,
 ) -> PromptPlan:
     """Lays a prompt out and decides the claim.
 
@@ -69,13 +74,19 @@ def plan_prompt(
         link_tail: How many facts at the end are left unclaimed on purpose.
         inject: False for a text request. Facts without KV still go behind the others, as they do
             when injecting, so that both have the same tokens.
+        fixed: For facts whose order was decided by an earlier prompt: none of them moves, and at
+            most this many are claimed, up to the first without KV. ``link_tail`` is not used then.
 
     Returns:
         The plan.
     """
-    keep = max(0, len(facts) - link_tail)
-    resident = [fact for fact in facts[:keep] if fact.key is not None]
-    text = [fact for fact in facts[:keep] if fact.key is None] + list(facts[keep:])
+    if fixed is None:
+        keep = max(0, len(facts) - link_tail)
+        resident = [fact for fact in facts[:keep] if fact.key is not None]
+        text = [fact for fact in facts[:keep] if fact.key is None] + list(facts[keep:])
+    else:
+        keep = next((n for n in range(fixed) if facts[n].key is None), fixed)
+        resident, text = list(facts[:keep]), list(facts[keep:])
     injected_ids = [token for fact in resident for token in fact.token_ids]
     text_ids = [token for fact in text for token in fact.token_ids]
     token_ids = [*preamble, *injected_ids, *text_ids, *tail]
@@ -85,4 +96,6 @@ def plan_prompt(
         keys=tuple(fact.key for fact in resident if fact.key is not None) if inject else (),
         num_facts=len(facts),
         num_text_tokens=len(text_ids) if inject else len(injected_ids) + len(text_ids),
+        order=tuple(fact.index for fact in (*resident, *text)),
+        num_injectable=len(resident),
     )

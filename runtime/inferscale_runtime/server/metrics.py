@@ -31,3 +31,9 @@ ARENA_USED_BYTES = Gauge("inferscale_dram_arena_used_bytes", "Bytes of resident 
 ARENA_PINNED_BYTES = Gauge("inferscale_dram_arena_pinned_bytes", "Bytes that requests hold.")
 ARENA_BUDGET_BYTES = Gauge("inferscale_dram_arena_budget_bytes", "Size of the DRAM arena.")
 EVICTIONS = Gauge("inferscale_dram_arena_evictions", "Segments evicted since the start.")
+SESSIONS = Gauge("inferscale_sessions", "Chats whose facts are kept in place.")
+SESSION_REQUESTS = Counter(
+    "inferscale_session_requests_total",
+    "Requests of a session, by what became of it (started, continued, restarted).",
+    ["state"],
+)

@@ -27,6 +27,8 @@ class MemoryOptions(BaseModel):
     """How many of the best facts are prefilled over the injected rest."""
     order: Literal["relevance", "stored"] | None = None
     """Order of the facts in the prompt."""
+    session: StrictStr | None = Field(None, min_length=1, max_length=128)
+    """Name of the chat, unique within the user: its facts stay where they are from turn to turn."""
 
     @field_validator("user")
     @classmethod
@@ -50,6 +52,8 @@ class MemoryUsage:
         store_version: Version of the user's manifest, 0 for an unknown user.
         reason: Why something asked for was not injected, or None.
         store: Name of the store that the memory came from, or None when no store has the user.
+        session: ``started``, ``continued`` or ``restarted``; None when no session is kept.
+        new_facts: Facts that this turn added to its session.
     """
 
     mode: Literal["injected", "text", "none"]
@@ -60,6 +64,8 @@ class MemoryUsage:
     store_version: int = 0
     reason: str | None = None
     store: str | None = None
+    session: Literal["started", "continued", "restarted"] | None = None
+    new_facts: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """JSON form."""

@@ -7,7 +7,8 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from inferscale_runtime.config import RuntimeConfig
@@ -18,6 +19,8 @@ from inferscale_runtime.prompt.template import Message
 from inferscale_runtime.retrieval.search import top_k
 from inferscale_runtime.server import metrics
 from inferscale_runtime.server.options import MemoryOptions, MemoryUsage
+from inferscale_runtime.server.session_plan import SessionPlanner
+from inferscale_runtime.server.sessions import Layout
 from inferscale_runtime.server.stores import UNREADABLE, OpenStore, ServedStore, find_user
 from inferscale_runtime.server.users import UserView
 from inferscale_runtime.tiers.arena import Arena
@@ -93,6 +96,7 @@ class MemoryService:
         self.arena = arena
         self.stores = stores
         self.refresh = refresh
+        self._sessions = SessionPlanner(config)
 
     @property
     def settled(self) -> bool:
@@ -136,12 +140,16 @@ class MemoryService:
             if unasked:
                 raise StoreError("a store that may have this user cannot be read")
             raise UnknownUserError(options.user)
-        chosen = await self._retrieve(opened, view, ask) if opened and view else []
-        if opened is None or view is None or not chosen:
+        best = await self._retrieve(opened, view, ask) if opened and view else []
+        layout = None
+        if opened is not None and view is not None:
+            layout = self._sessions.resume(opened, view, options, messages, best)
+        if opened is None or view is None or not (best or layout):
             reason = UNREADABLE if view is None and unasked else None
             prepared = self._plain(opened, ask, view.memory.version if view else 0, reason)
         else:
-            prepared = await self._plan(opened, view, ask, chosen)
+            chosen = order_facts(best, options.order or self._config.retrieval.order)
+            prepared = await self._plan(opened, view, ask, chosen, layout)
         self._observe(prepared, started)
         return prepared
 
@@ -184,8 +192,9 @@ class MemoryService:
             self.arena.end(prepared.lease, submitted=submitted)
 
     async def _retrieve(self, opened: OpenStore, view: UserView, ask: _Ask) -> list[int]:
-        options, retrieval = ask.options, self._config.retrieval
-        k = retrieval.top_k if options.k is None else options.k
+        """Indexes of the user's facts for this question, best first."""
+        retrieval = self._config.retrieval
+        k = retrieval.top_k if ask.options.k is None else ask.options.k
         question = next(
             (
                 str(m.get("content") or "")
@@ -198,30 +207,36 @@ class MemoryService:
             return []
         if opened.questions is not None and view.memory.embedder == opened.embedder:
             query = await opened.questions.embed(question)
-            best = top_k(query, view.memory.embeddings, k, retrieval.min_score)
-        else:
-            name = (opened.entry.name, view.memory.user)
-            if name not in self._mismatched:
-                self._mismatched.add(name)
-                logger.warning(
-                    "store '%s': embedded with %r, the server has %r; the newest facts are used. "
-                    "Encode again or serve with the same embedder",
-                    opened.entry.name,
-                    view.memory.embedder,
-                    opened.embedder,
-                )
-            best = list(range(len(view.memory.facts)))[::-1][:k]
-        return order_facts(best, options.order or retrieval.order)
+            return list(top_k(query, view.memory.embeddings, k, retrieval.min_score))
+        name = (opened.entry.name, view.memory.user)
+        if name not in self._mismatched:
+            self._mismatched.add(name)
+            logger.warning(
+                "store '%s': embedded with %r, the server has %r; the newest facts are used. "
+                "Encode again or serve with the same embedder",
+                opened.entry.name,
+                view.memory.embedder,
+                opened.embedder,
+            )
+        return list(range(len(view.memory.facts)))[::-1][:k]
 
     async def _plan(
-        self, opened: OpenStore, view: UserView, ask: _Ask, chosen: list[int]
+        self,
+        opened: OpenStore,
+        view: UserView,
+        ask: _Ask,
+        chosen: Sequence[int],
+        layout: Layout | None = None,
     ) -> Prepared:
         options, identity = ask.options, opened.identity
         link_tail = (
             self._config.retrieval.link_tail if options.link_tail is None else options.link_tail
         )
         inject = options.mode == "injected"
-        halves = identity.template.split(ask.messages, identity.preamble.role, ask.arguments)
+        messages = ask.messages
+        if layout is not None:
+            chosen, messages = layout.base, self._sessions.noted(opened, view, messages, layout)
+        halves = identity.template.split(messages, identity.preamble.role, ask.arguments)
         if halves is None:
             return self._plain(opened, ask, view.memory.version, "template")
         before = tuple(identity.template.tokenize(halves[0]))
@@ -231,7 +246,8 @@ class MemoryService:
             reason = reason or "preamble_mismatch"
         if reason:
             inject = False
-        wanted = chosen[: max(0, len(chosen) - link_tail)]
+        fixed = layout.claimable if layout is not None else None
+        wanted = chosen[: max(0, len(chosen) - link_tail) if fixed is None else fixed]
         facts = view.memory.facts
         segments = [view.segments[facts[n].id] for n in wanted if facts[n].id in view.segments]
         tier = None
@@ -253,19 +269,24 @@ class MemoryService:
                 )
                 for n in chosen
             ]
-            plan = plan_prompt(before, planned, tail, link_tail=link_tail, inject=inject)
+            lay_out = partial(plan_prompt, before, planned, tail, link_tail=link_tail, fixed=fixed)
+            plan = lay_out(inject=inject)
             lease = None
             if inject and not plan.keys:
                 # Claiming the preamble alone would be no memory injected: say what it is.
-                reason = reason or "link_tail"
-                plan = plan_prompt(before, planned, tail, link_tail=link_tail, inject=False)
+                reason = reason or ("link_tail" if layout is None else "session")
+                plan = lay_out(inject=False)
             elif inject:
                 lease = self.arena.acquire((opened.preamble_key, *plan.keys))
                 if lease is None:
                     reason = "evicted"
-                    plan = plan_prompt(before, planned, tail, link_tail=link_tail, inject=False)
+                    plan = lay_out(inject=False)
         version = view.memory.version
-        return self._seal(opened, ask, version, plan, lease, tier if lease else None, reason)
+        sealed = self._seal(opened, ask, version, plan, lease, tier if lease else None, reason)
+        if options.session is None:
+            return sealed
+        usage = self._sessions.keep(opened, view, options, layout, plan, sealed.usage)
+        return replace(sealed, usage=usage)
 
     @staticmethod
     def _usable_key(view: UserView, index: int, usable: set[str]) -> str | None:

@@ -135,3 +135,18 @@ def test_a_fact_with_braces_is_text() -> None:
     own = Template(in_order, lambda text: [ord(char) for char in text], PromptConfig())
     tokens = own.fact_token_ids("{text} {0}")
     assert "".join(map(chr, tokens)) == "- {text} {0}\n"
+
+
+def test_a_fixed_order_never_moves() -> None:
+    first = plan_prompt([1], FACTS, [9], link_tail=0, inject=True)
+    assert (first.order, first.num_injectable) == ((0, 2, 1), 2)
+    # The fact without KV has been encoded meanwhile; it stays where it is, and unclaimed.
+    again = [FACTS[0], FACTS[2], PlannedFact(1, (20,), "b")]
+    for inject in (True, False):
+        plan = plan_prompt([1], again, [9, 8], link_tail=1, inject=inject, fixed=2)
+        assert plan.token_ids == [*first.token_ids, 8]
+        assert plan.keys == (("a", "c") if inject else ())
+    # The first one has no KV any more: nothing behind it can be claimed.
+    gone = [PlannedFact(0, (10, 11), None), *again[1:]]
+    plan = plan_prompt([1], gone, [9], link_tail=0, inject=True, fixed=2)
+    assert (plan.token_ids, plan.keys) == (first.token_ids, ())

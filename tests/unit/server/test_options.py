@@ -73,6 +73,8 @@ def test_usage_has_the_documented_fields() -> None:
         "store_version": 0,
         "reason": None,
         "store": None,
+        "session": None,
+        "new_facts": 0,
     }
 
 
