@@ -4,7 +4,8 @@
 
     InferScaleError
     ├── ConfigError            a setting or argument is wrong; the user must edit it
-    │   └── BudgetError            the memory asked for cannot fit
+    │   ├── BudgetError            the memory asked for cannot fit
+    │   └── QuotaError             a limit on facts or bytes would be passed
     ├── InputError             a line of an input file is wrong (file, line, field)
     ├── SourceError            an input cannot be fetched or was cut short; another try may do
     ├── UnsupportedModelError  the model cannot be injected (architecture, rope, attention)
@@ -12,6 +13,7 @@
         ├── StoreFormatError       not a store, or a version this release cannot read
         ├── DamagedStoreError      a checksum or length does not match; names the file
         ├── StoreConflictError     another writer changed the user first; retry from a fresh read
+        │   └── PreconditionFailed     the user is not at the version that the caller asked for
         └── StoreUnwritableError   the store cannot be written (permissions, disk full)
 
 Messages name the object, the field, the value and the mend. None carries fact text.
@@ -44,6 +46,10 @@ class BudgetError(ConfigError):
     def __init__(self, message: str, rows: Sequence[object] = ()) -> None:
         super().__init__(message)
         self.rows = tuple(rows)
+
+
+class QuotaError(ConfigError):
+    """A limit on facts or bytes would be passed."""
 
 
 class InputError(InferScaleError):
@@ -98,6 +104,23 @@ class DamagedStoreError(StoreError):
 
 class StoreConflictError(StoreError):
     """Another writer committed this user first."""
+
+
+class PreconditionFailed(StoreConflictError):
+    """The user is not at the version that the caller asked for; only the caller can go on.
+
+    Args:
+        user: User id.
+        wanted: The version asked for.
+        version: The version that the user has, 0 for an unknown one.
+    """
+
+    def __init__(self, user: str, wanted: int, version: int) -> None:
+        super().__init__(
+            f"user '{user}' is at version {version}, the write asks for {wanted}. Read the user "
+            "again and repeat the write"
+        )
+        self.version = version
 
 
 class StoreUnwritableError(StoreError):

@@ -94,12 +94,20 @@ def open_claim(
 
 
 def cache_salt(
-    secret: bytes, tenant: str, user: str, fingerprint: str, keys: Sequence[str], mode: str
+    secret: bytes,
+    tenant: str,
+    user: str,
+    fingerprint: str,
+    keys: Sequence[str],
+    mode: str,
+    epoch: int,
 ) -> str:
-    """Salt of a request with memory: equal only for the same user, segments and mode.
+    """Salt of a request with memory: equal only for the same user, epoch, segments and mode.
+
+    The epoch rises when a fact or turn is deleted or changed, so that no block from before is hit.
 
     Returns:
         64 hex characters, a legal vLLM ``cache_salt``.
     """
-    body = json.dumps([tenant, user, fingerprint, list(keys), mode], separators=(",", ":"))
+    body = json.dumps([tenant, user, epoch, fingerprint, list(keys), mode], separators=(",", ":"))
     return hmac.new(secret, body.encode(), hashlib.sha256).hexdigest()

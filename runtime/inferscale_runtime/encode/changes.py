@@ -14,10 +14,11 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from inferscale_runtime.encode.policies import Context, ContextPolicy, affected_by
+from inferscale_runtime.encode.policies import Context, ContextPolicy
 from inferscale_runtime.fingerprint import segment_key
 from inferscale_runtime.prompt.template import Template
-from inferscale_runtime.store.records import Fact, Segment, Turn, UserMemory
+from inferscale_runtime.store.dependents import affected_by, gone_facts, gone_turns
+from inferscale_runtime.store.records import Fact, Segment, Turn, UserMemory, tombstone
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +47,17 @@ def merge_memory(
     turns: tuple[Turn, ...],
     embedder: str,
 ) -> tuple[UserMemory, list[int]]:
-    """Replaces a user's facts and turns and drops the segments that depended on what is gone.
+    """Replaces the facts and turns of one origin and drops what depended on those that are gone.
+
+    Facts and turns of other origins stay, also under the same id. What was deleted by somebody
+    else, or is hidden by another origin's fact of the same id, does not come back; a tombstone is
+    kept for as long as the source still brings it.
 
     Args:
         user: User id.
         old: What the store holds, or None.
-        facts: The user's whole memory now.
-        turns: The user's whole conversation now.
+        facts: All facts of the source now, of origin ``""``.
+        turns: All turns of the source now, of origin ``""``.
         embedder: Name of the embedder; another one than before makes all embeddings new.
 
     Returns:
@@ -61,31 +66,58 @@ def merge_memory(
     if old is None:
         empty = np.zeros((len(facts), 0), np.float32)
         return UserMemory(user, 0, facts, turns, embedder, empty), list(range(len(facts)))
-    old_facts = {fact.id: fact for fact in old.facts}
-    new_texts = {fact.id: fact.text for fact in facts}
-    new_turns = {turn.id: (turn.speaker, turn.text) for turn in turns}
-    gone_facts = frozenset(i for i, fact in old_facts.items() if new_texts.get(i) != fact.text)
-    gone_turns = frozenset(
-        turn.id for turn in old.turns if new_turns.get(turn.id) != (turn.speaker, turn.text)
-    )
+    merged = _merge_origin(old, facts, turns)
+    facts, turns = merged.facts, merged.turns
+    gone = gone_facts(old.facts, facts)
+    without = gone_turns(old.turns, turns)
     encodings = {}
     for digest, segments in old.encodings.items():
-        dropped = gone_facts | affected_by(gone_facts, gone_turns, segments)
+        dropped = gone | affected_by(gone, without, segments)
         encodings[digest] = {i: s for i, s in segments.items() if i not in dropped}
     rows: dict[str, npt.NDArray[np.float32]] = {}
     if old.embedder == embedder and old.embeddings.shape[1]:
-        rows = dict(zip(old_facts, old.embeddings, strict=True))
-    todo = [n for n, fact in enumerate(facts) if fact.id in gone_facts or fact.id not in rows]
+        rows = dict(zip((f.id for f in old.facts), old.embeddings, strict=True))
+    todo = [n for n, fact in enumerate(facts) if fact.id in gone or fact.id not in rows]
     missing = set(todo)
     width = old.embeddings.shape[1] if rows else 0
     embeddings = np.zeros((len(facts), width), np.float32)
     for n, fact in enumerate(facts):
         if n not in missing:
             embeddings[n] = rows[fact.id]
-    merged = replace(
-        old, facts=facts, turns=turns, embedder=embedder, embeddings=embeddings, encodings=encodings
-    )
+    merged = replace(merged, embedder=embedder, embeddings=embeddings, encodings=encodings)
     return merged, todo
+
+
+def _merge_origin(old: UserMemory, facts: tuple[Fact, ...], turns: tuple[Turn, ...]) -> UserMemory:
+    """Facts, turns and tombstones after an encode input has brought all it has."""
+    origin = ""
+    other_turns = {turn.id: turn for turn in old.turns if turn.origin != origin}
+    other_facts = {fact.id: fact for fact in old.facts if fact.origin != origin}
+    stones = {stone for stone in old.tombstones if stone.origin != origin}
+    new_turns: dict[str, Turn] = {}
+    for turn in turns:
+        stone = tombstone("turn", origin, old.user, turn.id)
+        if stone in old.tombstones or turn.id in other_turns:
+            stones.add(stone)
+        else:
+            new_turns[turn.id] = turn
+    new_facts: dict[str, Fact] = {}
+    for fact in facts:
+        stone = tombstone("fact", origin, old.user, fact.id)
+        if stone in old.tombstones or fact.id in other_facts:
+            stones.add(stone)
+        else:
+            new_facts[fact.id] = fact
+    lost = {turn.id for turn in (*old.turns, *turns)} - new_turns.keys() - other_turns.keys()
+    return replace(
+        old,
+        facts=tuple(
+            replace(fact, turn_id=None) if fact.turn_id in lost else fact
+            for fact in (*new_facts.values(), *other_facts.values())
+        ),
+        turns=(*new_turns.values(), *other_turns.values()),
+        tombstones=frozenset(stones),
+    )
 
 
 def plan_encoding(

@@ -210,7 +210,7 @@ class EncodeJob:
         name = self._config.encoding.embedder
         memory, todo = merge_memory(given.user, old, given.facts, given.turns, name)
         if old is not None:
-            self.report.removed += len({f.id for f in old.facts} - {f.id for f in given.facts})
+            self.report.removed += len({f.id for f in old.facts} - {f.id for f in memory.facts})
         if todo:
             rows = self._embed([memory.facts[n].text for n in todo])
             embeddings = memory.embeddings
@@ -218,8 +218,8 @@ class EncodeJob:
                 embeddings = np.zeros((len(memory.facts), rows.shape[1]), np.float32)
             embeddings[todo] = rows
             memory = replace(memory, embeddings=embeddings)
-        same = old is not None and (old.facts, old.turns, old.encodings) == (
-            memory.facts, memory.turns, memory.encodings
+        same = old is not None and (old.facts, old.turns, old.encodings, old.tombstones) == (
+            memory.facts, memory.turns, memory.encodings, memory.tombstones
         )  # fmt: skip
         if same and not todo:
             return memory

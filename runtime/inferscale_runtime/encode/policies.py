@@ -6,7 +6,7 @@ behaviour needs a new name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from inferscale_runtime.errors import ConfigError
 from inferscale_runtime.retrieval.search import top_k
-from inferscale_runtime.store.records import Fact, Segment, Turn
+from inferscale_runtime.store.records import Fact, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,31 +183,4 @@ def parse_policy(name: str) -> ContextPolicy:
     raise ConfigError(
         f"unknown context policy '{name}'; use one of {', '.join(policy_names())}, "
         "where N is a whole number from 1 to 999999"
-    )
-
-
-def affected_by(
-    deleted_fact_ids: Collection[str],
-    deleted_turn_ids: Collection[str],
-    segments: Mapping[str, Segment],
-) -> frozenset[str]:
-    """Finds the facts whose stored KV read something that was deleted or changed.
-
-    One step is enough: a segment depends on the tokens of its context, not on the KV that is stored
-    for those facts.
-
-    Args:
-        deleted_fact_ids: Facts that were deleted or changed.
-        deleted_turn_ids: Turns that were deleted or changed.
-        segments: Fact id -> segment, of one fingerprint.
-
-    Returns:
-        Ids of the dependent facts; a deleted fact is among them only if it depends on another.
-    """
-    facts, turns = frozenset(deleted_fact_ids), frozenset(deleted_turn_ids)
-    return frozenset(
-        fact_id
-        for fact_id, segment in segments.items()
-        if not facts.isdisjoint(segment.context_fact_ids)
-        or not turns.isdisjoint(segment.context_turn_ids)
     )

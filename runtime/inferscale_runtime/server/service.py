@@ -146,7 +146,7 @@ class MemoryService:
             layout = self._sessions.resume(opened, view, options, messages, best)
         if opened is None or view is None or not (best or layout):
             reason = UNREADABLE if view is None and unasked else None
-            prepared = self._plain(opened, ask, view.memory.version if view else 0, reason)
+            prepared = self._plain(opened, ask, view, reason)
         else:
             chosen = order_facts(best, options.order or self._config.retrieval.order)
             prepared = await self._plan(opened, view, ask, chosen, layout)
@@ -238,7 +238,7 @@ class MemoryService:
             chosen, messages = layout.base, self._sessions.noted(opened, view, messages, layout)
         halves = identity.template.split(messages, identity.preamble.role, ask.arguments)
         if halves is None:
-            return self._plain(opened, ask, view.memory.version, "template")
+            return self._plain(opened, ask, view, "template")
         before = tuple(identity.template.tokenize(halves[0]))
         tail = identity.template.tokenize(halves[1])
         reason = ask.blocked or identity.reason
@@ -281,8 +281,7 @@ class MemoryService:
                 if lease is None:
                     reason = "evicted"
                     plan = lay_out(inject=False)
-        version = view.memory.version
-        sealed = self._seal(opened, ask, version, plan, lease, tier if lease else None, reason)
+        sealed = self._seal(opened, ask, view, plan, lease, tier if lease else None, reason)
         if options.session is None:
             return sealed
         usage = self._sessions.keep(opened, view, options, layout, plan, sealed.usage)
@@ -308,25 +307,34 @@ class MemoryService:
             return late or "segment_missing"
         return "evicted" if resident != wanted else None
 
-    def _salt(self, opened: OpenStore | None, ask: _Ask, keys: Sequence[str], mode: str) -> str:
+    def _salt(
+        self,
+        opened: OpenStore | None,
+        ask: _Ask,
+        view: UserView | None,
+        keys: Sequence[str],
+        mode: str,
+    ) -> str:
         tenant = f"{opened.entry.name} {opened.entry.url}" if opened else ""
         fingerprint = opened.identity.fingerprint if opened else ""
         if ask.nonce:
             mode = f"{mode} {ask.nonce}"
-        return cache_salt(self._secret, tenant, ask.options.user, fingerprint, keys, mode)
+        epoch = view.memory.epoch if view else 0
+        return cache_salt(self._secret, tenant, ask.options.user, fingerprint, keys, mode, epoch)
 
     def _plain(
-        self, opened: OpenStore | None, ask: _Ask, version: int, reason: str | None
+        self, opened: OpenStore | None, ask: _Ask, view: UserView | None, reason: str | None
     ) -> Prepared:
+        version = view.memory.version if view else 0
         name = opened.entry.name if opened and version else None
         usage = MemoryUsage("none", store_version=version, reason=reason, store=name)
-        return Prepared(None, self._salt(opened, ask, (), "none"), {}, None, usage)
+        return Prepared(None, self._salt(opened, ask, view, (), "none"), {}, None, usage)
 
     def _seal(
         self,
         opened: OpenStore,
         ask: _Ask,
-        version: int,
+        view: UserView,
         plan: PromptPlan,
         lease: Lease | None,
         tier: Any,
@@ -338,13 +346,14 @@ class MemoryService:
             injected_tokens=0 if lease is None else plan.num_claimed,
             text_tokens=plan.num_text_tokens,
             tier=tier,
-            store_version=version,
+            store_version=view.memory.version,
             reason=reason,
             store=opened.entry.name,
         )
         if lease is None:
-            return Prepared(plan.token_ids, self._salt(opened, ask, (), "text"), {}, None, usage)
-        salt = self._salt(opened, ask, plan.keys, "injected")
+            salt = self._salt(opened, ask, view, (), "text")
+            return Prepared(plan.token_ids, salt, {}, None, usage)
+        salt = self._salt(opened, ask, view, plan.keys, "injected")
         claim = Claim(plan.num_claimed, lease.runs, lease.slot, lease.generation)
         params = {PARAMS_KEY: seal_claim(self._secret, claim, salt, plan.token_ids)}
         return Prepared(plan.token_ids, salt, params, lease, usage)

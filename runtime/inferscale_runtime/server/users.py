@@ -23,6 +23,7 @@ class UserView:
 
     Attributes:
         memory: Facts, embeddings, segment index.
+        mark: Of the manifest that it was read from.
         segments: Segments of the server's fingerprint by fact id; their keys begin with the
             store's name, because two stores may hold the same fact of the same user.
         damaged: Keys whose bytes failed their checksum in this version.
@@ -30,6 +31,7 @@ class UserView:
     """
 
     memory: UserMemory
+    mark: str
     segments: dict[str, Segment]
     damaged: set[str] = field(default_factory=set)
     tokens: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -59,13 +61,13 @@ class UserCache:
         Raises:
             StoreError: When the user's facts cannot be read.
         """
-        version = self._store.manifest_version(user)
-        if version == 0:
+        mark = self._store.manifest_mark(user)
+        if mark is None:
             return None
         name = (user, fingerprint)
         with self._lock:
             view = self._views.get(name)
-            if view is not None and view.memory.version == version:
+            if view is not None and view.mark == mark:
                 self._views.move_to_end(name)
                 return view
         memory = self._store.read_user(user)
@@ -75,7 +77,7 @@ class UserCache:
             identity: replace(segment, key=f"{self._name}/{segment.key}")
             for identity, segment in memory.encodings.get(fingerprint, {}).items()
         }
-        view = UserView(memory, segments)
+        view = UserView(memory, mark, segments)
         with self._lock:
             self._views[name] = view
             while len(self._views) > MAX_CACHED_USERS:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from inferscale_runtime.errors import ConfigError
-from inferscale_runtime.store.store import Store
+from inferscale_runtime.store.store import Receipt, Store, UserReceipt
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -29,12 +29,16 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     for command in (ls, show):
         command.add_argument("--json", action="store_true", help="print JSON")
     show.add_argument("--facts", action="store_true", help="print the text of the facts too")
-    verify.add_argument("--user", metavar="U", help="check this user only")
+    which = verify.add_mutually_exclusive_group()
+    which.add_argument("--user", metavar="U", help="check this user only")
+    which.add_argument(
+        "--erased", metavar="U", help="check that nothing of this user is left; exit 1 if it is"
+    )
     for command in (remove, erase):
         command.add_argument(
             "--yes", action="store_true", help="confirm; nothing is erased without"
         )
-    erase.add_argument("--json", metavar="FILE", help="write the receipt to this file")
+        command.add_argument("--json", metavar="FILE", help="write the receipt to this file")
     erase.set_defaults(func=_erase)
     ls.set_defaults(func=_ls)
     show.set_defaults(func=_show)
@@ -102,6 +106,12 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace) -> int:
+    if args.erased is not None:
+        left = Store.open(args.store).leftovers(args.erased)
+        for path in left:
+            print(f"left: {path}")
+        print(f"{len(left)} files and folders are left" if left else "nothing is left")
+        return 1 if left else 0
     problems = Store.open(args.store).verify(args.user)
     for problem in problems:
         print(problem)
@@ -113,11 +123,25 @@ def _remove(args: argparse.Namespace) -> int:
     store = Store.open(args.store)
     if not args.yes:
         raise ConfigError(f"this erases user '{args.user}' for good. Add --yes to confirm")
-    gone = store.remove_user(args.user)
-    if not gone["files"]:
+    receipt = store.remove_user(args.user)
+    if not receipt.files:
         raise ConfigError(f"store '{args.store}' has no user '{args.user}'")
-    print(f"erased {gone['files']} files, {gone['bytes']} bytes")
+    print(f"erased {receipt.files} files, {receipt.bytes} bytes of {receipt.folder}")
+    for name, digest in receipt.digests.items():
+        print(f"{digest or 'unreadable'}  {name}")
+    if args.json:
+        _write_receipt(args.json, receipt)
     return 0
+
+
+def _write_receipt(path: str, receipt: Receipt | UserReceipt) -> None:
+    try:
+        # In place: a pod's termination log cannot be replaced.
+        Path(path).write_text(json.dumps(asdict(receipt)) + "\n")
+    except OSError as error:
+        raise ConfigError(
+            f"--json '{path}': {error.strerror}; it is erased, the receipt is above"
+        ) from error
 
 
 def _erase(args: argparse.Namespace) -> int:
@@ -131,11 +155,5 @@ def _erase(args: argparse.Namespace) -> int:
         f"sha256 of their names {receipt.names_sha256}"
     )
     if args.json:
-        try:
-            # In place: a pod's termination log cannot be replaced.
-            Path(args.json).write_text(json.dumps(asdict(receipt)) + "\n")
-        except OSError as error:
-            raise ConfigError(
-                f"--json '{args.json}': {error.strerror}; the store is erased, the receipt is above"
-            ) from error
+        _write_receipt(args.json, receipt)
     return 0

@@ -1,14 +1,23 @@
-"""Erasing a whole store: every file of it, and nothing that is not its own."""
+"""Erasing a user or a whole store: every file of it, and nothing that is not its own."""
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from inferscale_runtime.errors import StoreFormatError, StoreUnwritableError
+from inferscale_runtime.errors import DamagedStoreError, StoreFormatError, StoreUnwritableError
 from inferscale_runtime.store.files import StoreFiles
-from inferscale_runtime.store.manifest import MANIFEST, MARKER, PREAMBLES, USERS, check_marker
+from inferscale_runtime.store.manifest import (
+    LOCK,
+    MANIFEST,
+    MARKER,
+    PREAMBLES,
+    USERS,
+    check_marker,
+)
+from inferscale_runtime.store.reader import load_manifest
 
 _OWN = re.compile(
     rf"{re.escape(MARKER)}"
@@ -33,6 +42,68 @@ class Receipt:
     files: int
     bytes: int
     names_sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class UserReceipt:
+    """What the erasure of one user deleted.
+
+    Attributes:
+        folder: The user's folder, which is made from a hash of the user id.
+        files: Number of files.
+        bytes: Their sizes in sum.
+        digests: File name -> hex SHA-256 of its bytes.
+    """
+
+    folder: str
+    files: int
+    bytes: int
+    digests: Mapping[str, str]
+
+
+def erase_user(files: StoreFiles, folder: str) -> UserReceipt:
+    """Deletes a user's folder; calling again after an interruption goes on.
+
+    Raises:
+        StoreUnwritableError: If a file cannot be deleted.
+    """
+    if not files.has_folder(folder):
+        return UserReceipt(folder, 0, 0, {})
+    with files.lock(folder):
+        sizes = files.list_files(folder)
+        sizes.pop(LOCK, None)
+        known: dict[str, str] = {}
+        try:
+            manifest = load_manifest(files, folder)
+        except DamagedStoreError:
+            manifest = None
+        if manifest is not None:
+            known = {ref.name: ref.sha256 for ref in manifest.refs()}
+        digests = {n: known.get(n) or _digest(files, f"{folder}/{n}") for n in sorted(sizes)}
+        # The manifest goes first: readers see the whole user or none.
+        for name in sorted(sizes, key=lambda name: name != MANIFEST):
+            files.remove(f"{folder}/{name}")
+        if files.local:
+            files.remove(f"{folder}/{LOCK}")
+            files.remove_folder(folder)
+            files.sync_folder(USERS)
+    return UserReceipt(folder, len(sizes), sum(sizes.values()), digests)
+
+
+def leftovers_of_user(files: StoreFiles, folder: str) -> list[str]:
+    """Returns every path of the store that belongs to a user's folder, the folder included."""
+    left = [name for name in files.find() if name.startswith(f"{folder}/")]
+    return sorted(left) + ([folder] if folder in files.find_folders() else [])
+
+
+def _digest(files: StoreFiles, path: str) -> str:
+    digest = hashlib.sha256()
+    try:
+        for chunk in files.chunks(path):
+            digest.update(chunk)
+    except (DamagedStoreError, FileNotFoundError):
+        return ""  # It cannot be read, but it can be deleted.
+    return digest.hexdigest()
 
 
 def erase_store(files: StoreFiles) -> Receipt:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ Buffer = bytes | bytearray | memoryview
 on_step: Callable[[str], None] = lambda name: None  # noqa: E731
 
 _MISSING = (FileNotFoundError, NotADirectoryError)
+_LOCKS = tuple(threading.Lock() for _ in range(64))
 
 
 class StoreFiles:
@@ -105,6 +107,16 @@ class StoreFiles:
     def list_files(self, folder: str) -> dict[str, int]:
         """Returns name and size of every file directly in a folder, empty when it is missing."""
         return {_name(i): int(i["size"] or 0) for i in self._list(folder) if i["type"] == "file"}
+
+    def list_names(self, folder: str) -> list[str]:
+        """Returns the names of the files in a folder, without looking at each."""
+        if not self.local:
+            return list(self.list_files(folder))
+        try:
+            with _reading(folder):
+                return os.listdir(self.path(folder))
+        except FileNotFoundError:
+            return []
 
     def list_folders(self, folder: str) -> list[str]:
         """Returns the sorted names of the folders directly in a folder."""
@@ -262,9 +274,10 @@ class StoreFiles:
 
     @contextmanager
     def lock(self, folder: str) -> Iterator[None]:
-        """Holds a folder's lock against other local writers; no lock exists on object stores."""
+        """Holds a folder's lock against other writers; on object stores those of this process."""
         if not self.local:
-            yield
+            with _LOCKS[hash(self.path(folder)) % len(_LOCKS)]:
+                yield
             return
         path = Path(self.path(folder)) / ".lock"
         handle = -1

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from inferscale_runtime.errors import ConfigError, DamagedStoreError, StoreFormatError
 
 FORMAT = "inferscale-store"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MARKER = "inferscale-store.json"
 MANIFEST = "manifest.json"
 LOCK = ".lock"
@@ -30,11 +30,16 @@ _FINGERPRINT = re.compile(r"[0-9a-f]{16,128}")
 _FILE_NAME = r"^[0-9a-z-]{1,200}\.(parquet|safetensors)$"
 
 
-_M = TypeVar("_M", bound=BaseModel)
-
-
 class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    @classmethod
+    def upgraded(cls, body: dict[str, Any]) -> dict[str, Any]:
+        """Takes a record of an older format to this one."""
+        return body
+
+
+_M = TypeVar("_M", bound=_Model)
 
 
 class FileRef(_Model):
@@ -59,24 +64,41 @@ class Manifest(_Model):
     Attributes:
         user: The user id.
         version: 1 after the first commit, then +1 a commit.
+        epoch: How many of these commits deleted or changed a fact or turn.
         embedder: Model of the embeddings, ``""`` when there are none.
-        facts: Table of the facts.
+        facts: Tables of the facts; one after another they are all facts in order.
         turns: Table of the turns.
+        tombstones: Table of what sources must not bring back, None without any.
         encodings: Fingerprint -> table of its segments.
         kv: Data files of the segments, by name.
     """
 
     user: str
     version: Annotated[int, Field(ge=1)]
+    epoch: Annotated[int, Field(ge=0)]
     embedder: str
-    facts: FileRef
+    facts: tuple[FileRef, ...]
     turns: FileRef
+    tombstones: FileRef | None
     encodings: dict[str, FileRef]
     kv: tuple[FileRef, ...]
 
+    @classmethod
+    def upgraded(cls, body: dict[str, Any]) -> dict[str, Any]:
+        """Takes a record of version 1 to version 2."""
+        if "epoch" in body:
+            return body
+        return {**body, "facts": [body["facts"]], "epoch": 0, "tombstones": None}
+
+    @property
+    def num_facts(self) -> int:
+        """Facts of the user."""
+        return sum(ref.rows for ref in self.facts)
+
     def refs(self) -> list[FileRef]:
         """Returns every file that this version needs."""
-        return [self.facts, self.turns, *self.encodings.values(), *self.kv]
+        rest = [self.tombstones] if self.tombstones else []
+        return [*self.facts, self.turns, *rest, *self.encodings.values(), *self.kv]
 
 
 class Preamble(_Model):
@@ -139,7 +161,10 @@ def unseal(data: bytes, model: type[_M], path: str) -> _M:
     if hashlib.sha256(rest).hexdigest() != digest:
         raise DamagedStoreError(path, "its sha256 does not match")
     try:
-        return model.model_validate_json(rest)
+        upgraded = model.upgraded(body)
+        return model.model_validate_json(rest if upgraded is body else _canonical(upgraded))
+    except KeyError as exc:
+        raise DamagedStoreError(path, f"it has no field {exc}") from exc
     except ValidationError as exc:
         where = ".".join(str(part) for part in exc.errors()[0]["loc"])
         raise DamagedStoreError(path, f"field '{where}' is not valid") from exc
@@ -150,8 +175,8 @@ def marker() -> bytes:
     return _canonical({"format": FORMAT, "version": FORMAT_VERSION})
 
 
-def check_marker(data: bytes, url: str) -> None:
-    """Refuses what is no store of a version that this release reads.
+def check_marker(data: bytes, url: str) -> int:
+    """Refuses what is no store of a version that this release reads; returns the version.
 
     Raises:
         StoreFormatError: With what was found.
@@ -170,6 +195,7 @@ def check_marker(data: bytes, url: str) -> None:
             f"store '{url}' has version {version}, this release reads up to {FORMAT_VERSION}. "
             "Upgrade inferscale"
         )
+    return version
 
 
 def user_folder(user: str) -> str:

@@ -1,16 +1,14 @@
-"""Reading users, segments and preambles, with every checksum checked."""
+"""Reading manifests, tables, segments and preambles, with every checksum checked."""
 
 from __future__ import annotations
 
 import hashlib
-import logging
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from inferscale_runtime.errors import DamagedStoreError
-from inferscale_runtime.store import tables
 from inferscale_runtime.store.files import StoreFiles
 from inferscale_runtime.store.kvfile import Layout, read_layout
 from inferscale_runtime.store.manifest import (
@@ -23,15 +21,12 @@ from inferscale_runtime.store.manifest import (
     unseal,
     user_folder,
 )
-from inferscale_runtime.store.records import Segment, UserMemory
+from inferscale_runtime.store.records import Segment
 
 if TYPE_CHECKING:
     import torch
 
-_LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")
-# A reader that meets so many commits in a row gives up; each try reads two small tables.
-_TRIES = 10
 
 
 def load_manifest(files: StoreFiles, folder: str) -> Manifest | None:
@@ -79,48 +74,6 @@ def read_table(files: StoreFiles, folder: str, ref: FileRef, decode: Callable[[b
         return decode(data)
     except Exception as exc:  # pyarrow raises errors of many unrelated types.
         raise DamagedStoreError(f"{folder}/{ref.name}", "its table is not readable") from exc
-
-
-def read_user(files: StoreFiles, user: str) -> UserMemory | None:
-    """Returns a user's newest version, None for an unknown user.
-
-    A damaged index costs that fingerprint's segments only; it is logged.
-
-    Raises:
-        DamagedStoreError: If the manifest, the facts or the turns are damaged.
-    """
-    folder = user_folder(user)
-    for left in reversed(range(_TRIES)):
-        manifest = load_manifest(files, folder)
-        if manifest is None:
-            return None
-        # A commit removes the files of the version before, so a missing file may mean that the
-        # manifest in hand is old.
-        try:
-            return _read_version(files, folder, manifest, strict=left > 0)
-        except DamagedStoreError:
-            now = load_manifest(files, folder)
-            if left and now is not None and now.version == manifest.version:
-                return _read_version(files, folder, manifest, strict=False)
-            if not left:
-                raise
-    raise AssertionError("unreachable")
-
-
-def _read_version(files: StoreFiles, folder: str, manifest: Manifest, strict: bool) -> UserMemory:
-    facts, embeddings = read_table(files, folder, manifest.facts, tables.facts_from_bytes)
-    turns = read_table(files, folder, manifest.turns, tables.turns_from_bytes)
-    encodings: dict[str, dict[str, Segment]] = {}
-    for fingerprint, ref in manifest.encodings.items():
-        try:
-            encodings[fingerprint] = read_table(files, folder, ref, tables.index_from_bytes)
-        except DamagedStoreError as exc:
-            if strict:
-                raise
-            _LOG.warning("%s", exc)
-    return UserMemory(
-        manifest.user, manifest.version, facts, turns, manifest.embedder, embeddings, encodings
-    )
 
 
 def read_checked(

@@ -6,6 +6,7 @@ is the stored KV of one fact under one fingerprint.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -22,12 +23,14 @@ class Turn:
         speaker: Who said it, ``""`` when unknown.
         text: The message.
         time: Free-form time text, or None.
+        origin: Who brought it, as of a fact.
     """
 
     id: str
     speaker: str
     text: str
     time: str | None = None
+    origin: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +42,40 @@ class Fact:
         text: The fact, one line.
         turn_id: The source turn, or None.
         time: Free-form time text, or None; it is not part of the prompt.
+        origin: Who brought it and may replace it: ``""`` an encode input, ``"api"`` the memory API,
+            else the name of an importer.
+        created_at: UTC time in ISO 8601 of the first write, None for an encode input.
+        updated_at: As ``created_at``, of the last change.
     """
 
     id: str
     text: str
     turn_id: str | None = None
     time: str | None = None
+    origin: str = ""
+    created_at: str | None = None
+    updated_at: str | None = None
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Tombstone:
+    """What a source must not bring back, because it was deleted or replaced by somebody else.
+
+    Attributes:
+        kind: ``"fact"`` or ``"turn"``.
+        origin: Of the source that is held off.
+        digest: Hex SHA-256 of user id, NUL and the id, so that the id itself is gone.
+    """
+
+    kind: str
+    origin: str
+    digest: str
+
+
+def tombstone(kind: str, origin: str, user: str, identity: str) -> Tombstone:
+    """Makes the tombstone of one fact or turn."""
+    digest = hashlib.sha256(f"{user}\0{identity}".encode()).hexdigest()
+    return Tombstone(kind, origin, digest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +121,8 @@ class UserMemory:
         embedder: Name of the model that made ``embeddings``, ``""`` when there are none.
         embeddings: ``[num_facts, dim]`` float32, unit length, row i belongs to ``facts[i]``.
         encodings: Fingerprint hex digest -> fact id -> segment.
+        epoch: How often something was deleted or changed; set by the writer.
+        tombstones: What sources must not bring back.
     """
 
     user: str
@@ -99,3 +132,5 @@ class UserMemory:
     embedder: str
     embeddings: npt.NDArray[np.float32]
     encodings: Mapping[str, Mapping[str, Segment]] = field(default_factory=dict)
+    epoch: int = 0
+    tombstones: frozenset[Tombstone] = frozenset()

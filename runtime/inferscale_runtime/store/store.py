@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
 from inferscale_runtime.errors import ConfigError, DamagedStoreError, StoreFormatError
-from inferscale_runtime.store import reader, verify, writer
-from inferscale_runtime.store.erase import Receipt, erase_store
+from inferscale_runtime.store import reader, users, verify, writer
+from inferscale_runtime.store.erase import (
+    Receipt,
+    UserReceipt,
+    erase_store,
+    erase_user,
+    leftovers_of_user,
+)
 from inferscale_runtime.store.files import StoreFiles
+from inferscale_runtime.store.kvwriter import NewSegment, put_kv
 from inferscale_runtime.store.manifest import (
-    LOCK,
+    FORMAT_VERSION,
     MANIFEST,
     MARKER,
     PREAMBLES,
@@ -28,15 +36,20 @@ from inferscale_runtime.store.manifest import (
 from inferscale_runtime.store.recent import recent_users
 from inferscale_runtime.store.records import Segment, UserMemory
 from inferscale_runtime.store.sizes import shard_bytes
+from inferscale_runtime.store.snapshot import Snapshots
 from inferscale_runtime.store.verify import StoreStats, UserStats
-from inferscale_runtime.store.writer import NewSegment
+from inferscale_runtime.store.writer import Change
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["NewSegment", "Receipt", "Store", "StoreStats", "UserStats"]
+__all__ = ["Change", "NewSegment", "Receipt", "Store", "StoreStats", "UserReceipt", "UserStats"]
 
 _LOG = logging.getLogger(__name__)
+
+COUNT_SECONDS = 60.0
+"""How old the size of a store may be that a quota is held against; a count lists every file
+(arbitrary)."""
 
 
 class Store:
@@ -46,8 +59,11 @@ class Store:
     storage a user must have one writer at a time.
     """
 
-    def __init__(self, files: StoreFiles) -> None:
+    def __init__(self, files: StoreFiles, version: int = FORMAT_VERSION) -> None:
         self._files = files
+        self._snapshots = Snapshots(files)
+        self._version = version
+        self._counted, self._counted_until = 0, 0.0
 
     @property
     def url(self) -> str:
@@ -67,8 +83,9 @@ class Store:
             StoreUnwritableError: If it cannot be created.
         """
         files = StoreFiles(url)
+        version = FORMAT_VERSION
         try:
-            check_marker(files.read(MARKER), url)
+            version = check_marker(files.read(MARKER), url)
         except FileNotFoundError as exc:
             if not create:
                 raise StoreFormatError(
@@ -76,7 +93,13 @@ class Store:
                     "'inferscale encode' to make one"
                 ) from exc
             files.write(MARKER, [marker()])
-        return cls(files)
+        return cls(files, version)
+
+    def _upgrade(self) -> None:
+        """Before the first write of this version: an older release must not misread it."""
+        if self._version < FORMAT_VERSION:
+            self._files.write(MARKER, [marker()])
+            self._version = FORMAT_VERSION
 
     def users(self) -> Iterator[str]:
         """Yields the user ids; a damaged manifest is logged and left out (``verify`` names it)."""
@@ -100,8 +123,19 @@ class Store:
         Raises:
             DamagedStoreError: If the manifest is damaged.
         """
-        manifest = reader.load_manifest(self._files, user_folder(user))
-        return manifest.version if manifest else 0
+        found = self._snapshots.manifest(user_folder(user))
+        return found[0].version if found else 0
+
+    def manifest_mark(self, user: str) -> str | None:
+        """Returns a text that changes with each commit of a user, None for an unknown user.
+
+        Unlike the version it never comes again, not even for a user that was erased and came back.
+
+        Raises:
+            DamagedStoreError: If the manifest is damaged.
+        """
+        found = self._snapshots.manifest(user_folder(user))
+        return found[1] if found else None
 
     def read_user(self, user: str) -> UserMemory | None:
         """Returns a user's newest version, None for an unknown user.
@@ -111,16 +145,18 @@ class Store:
         Raises:
             DamagedStoreError: If the manifest, the facts or the turns are damaged.
         """
-        return reader.read_user(self._files, user)
+        return users.read_user(self._snapshots, user)
 
     def commit_user(
         self, memory: UserMemory, new_segments: Mapping[str, Sequence[NewSegment]]
     ) -> UserMemory:
         """Writes a user's next version.
 
-        Facts, turns and embeddings replace the stored ones. Segments in ``memory.encodings`` are
-        kept, except those of facts that are gone or newly encoded; files with more dead than live
-        rows are rewritten.
+        Facts, turns, embeddings and tombstones replace the stored ones. Segments in
+        ``memory.encodings`` are kept, except those of facts that are gone, changed or newly
+        encoded, and those that read a fact or turn that is gone or changed. When something was
+        deleted or changed, the epoch rises and no file holds a row of it, or of what read it, when
+        this returns; otherwise files with more dead than live rows are rewritten.
 
         Args:
             memory: The content; its ``version`` is the one that it was made from.
@@ -134,7 +170,27 @@ class Store:
             StoreUnwritableError: If the store cannot be written; the old version stays.
             ConfigError: If a limit is passed or a segment does not fit.
         """
-        return writer.commit_user(self._files, memory, new_segments)
+        self._upgrade()
+        return writer.commit_user(self._files, self._snapshots, memory, new_segments)
+
+    def update_user(self, user: str, change: Change) -> UserMemory | None:
+        """Reads a user, asks ``change`` what to write and writes it, all under the user's lock.
+
+        Args:
+            user: User id.
+            change: From the newest version to memory and new segments, as for ``commit_user``, or
+                to None to write nothing. Others wait meanwhile, so it should be quick.
+
+        Returns:
+            The memory as it is now.
+
+        Raises:
+            StoreConflictError: On object storage, if another process wrote this user meanwhile.
+            DamagedStoreError: If the user cannot be read.
+            StoreUnwritableError: As for ``commit_user``, as are the errors of limits.
+        """
+        self._upgrade()
+        return writer.update_user(self._files, self._snapshots, user, change)
 
     def read_segments(
         self, user: str, segments: Sequence[Segment]
@@ -164,7 +220,7 @@ class Store:
         check_fingerprint(fingerprint)
         layout, data = layout_of([kv], [len(token_ids)]), to_buffer(kv)
         with self._files.lock(PREAMBLES):
-            ref = writer.put_kv(self._files, PREAMBLES, fingerprint, layout, lambda: [data])
+            ref = put_kv(self._files, PREAMBLES, fingerprint, layout, lambda: [data])
             record = Preamble(
                 fingerprint=fingerprint, fields=dict(fields), token_ids=tuple(token_ids), data=ref
             )
@@ -190,29 +246,23 @@ class Store:
         names = self._files.list_files(PREAMBLES)
         return sorted(n.removesuffix(".json") for n in names if n.endswith(".json"))
 
-    def remove_user(self, user: str) -> dict[str, int]:
+    def remove_user(self, user: str) -> UserReceipt:
         """Deletes every file of a user, leftovers of interrupted writes included.
 
         Returns:
-            ``{"files": number, "bytes": sum}`` of what was deleted, zeros for an unknown user.
+            What was deleted; no files for an unknown user.
 
         Raises:
             StoreUnwritableError: If a file cannot be deleted; calling again continues.
         """
         folder = user_folder(user)
-        if not self._files.has_folder(folder):
-            return {"files": 0, "bytes": 0}
-        with self._files.lock(folder):
-            sizes = self._files.list_files(folder)
-            sizes.pop(LOCK, None)
-            # The manifest goes first: readers see the whole user or none.
-            for name in sorted(sizes, key=lambda name: name != MANIFEST):
-                self._files.remove(f"{folder}/{name}")
-            if self._files.local:
-                self._files.remove(f"{folder}/{LOCK}")
-                self._files.remove_folder(folder)
-                self._files.sync_folder(USERS)
-        return {"files": len(sizes), "bytes": sum(sizes.values())}
+        receipt = erase_user(self._files, folder)
+        self._snapshots.forget(folder)
+        return receipt
+
+    def leftovers(self, user: str) -> list[str]:
+        """Returns every file and folder of a user that is still there; see ``verify_erased``."""
+        return leftovers_of_user(self._files, user_folder(user))
 
     @staticmethod
     def erase(url: str) -> Receipt:
@@ -251,6 +301,14 @@ class Store:
         What belongs to no user counts for shard 0.
         """
         return shard_bytes(self._files, shard, num_shards)
+
+    def known_bytes(self) -> int:
+        """As ``total_bytes`` of everything, at most a minute old."""
+        now = time.monotonic()
+        if now >= self._counted_until:
+            self._counted = self.total_bytes()
+            self._counted_until = now + COUNT_SECONDS
+        return self._counted
 
     def stats(self) -> StoreStats:
         """Returns users, facts, bytes and segments of the whole store."""

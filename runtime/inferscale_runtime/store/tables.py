@@ -11,12 +11,27 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from inferscale_runtime.store.records import Fact, Segment, Turn
+from inferscale_runtime.store.records import Fact, Segment, Tombstone, Turn
 
 _TEXT = pa.string()
 _TEXTS = pa.list_(pa.string())
-_TURNS = pa.schema([("id", _TEXT), ("speaker", _TEXT), ("text", _TEXT), ("time", _TEXT)])
-_FACTS = pa.schema([("id", _TEXT), ("text", _TEXT), ("turn_id", _TEXT), ("time", _TEXT)])
+_TURNS = pa.schema(
+    [("id", _TEXT), ("speaker", _TEXT), ("text", _TEXT), ("time", _TEXT), ("origin", _TEXT)]
+)
+_FACTS = pa.schema(
+    [
+        ("id", _TEXT),
+        ("text", _TEXT),
+        ("turn_id", _TEXT),
+        ("time", _TEXT),
+        ("origin", _TEXT),
+        ("created_at", _TEXT),
+        ("updated_at", _TEXT),
+    ]
+)
+_TOMBSTONES = pa.schema([("kind", _TEXT), ("origin", _TEXT), ("digest", _TEXT)])
+# Columns that version 1 did not have, and what they are there.
+_ADDED: dict[str, str | None] = {"origin": "", "created_at": None, "updated_at": None}
 _INDEX = pa.schema(
     [
         ("fact_id", _TEXT),
@@ -40,13 +55,21 @@ def _table(rows: Sequence[Any], schema: Any) -> Any:
 
 def _to_bytes(table: Any) -> bytes:
     sink = io.BytesIO()
-    pq.write_table(table, sink, compression="zstd")
+    # Numbers of embeddings repeat too seldom for dictionaries or compression, which take most of
+    # the time of a write (measured: 256 rows of 384 numbers in 1.3 instead of 6.5 ms).
+    packed = {name: "zstd" for name in table.column_names if name != "embedding"}
+    pq.write_table(table, sink, compression=packed, use_dictionary=False)
     return sink.getvalue()
 
 
 def _from_bytes(data: bytes, schema: Any) -> tuple[Any, Iterable[tuple[Any, ...]]]:
     table = pq.read_table(pa.BufferReader(data))
-    columns = [table.column(field.name).cast(field.type).to_pylist() for field in schema]
+    columns = [
+        [_ADDED[field.name]] * table.num_rows
+        if field.name in _ADDED and field.name not in table.column_names
+        else table.column(field.name).cast(field.type).to_pylist()
+        for field in schema
+    ]
     return table, zip(*columns, strict=True)
 
 
@@ -80,6 +103,16 @@ def turns_to_bytes(turns: Sequence[Turn]) -> bytes:
 def turns_from_bytes(data: bytes) -> tuple[Turn, ...]:
     """Reads what :func:`turns_to_bytes` wrote."""
     return tuple(Turn(*row) for row in _from_bytes(data, _TURNS)[1])
+
+
+def tombstones_to_bytes(tombstones: Iterable[Tombstone]) -> bytes:
+    """Returns the table of tombstones, in an order that depends on nothing else."""
+    return _to_bytes(_table(sorted(tombstones), _TOMBSTONES))
+
+
+def tombstones_from_bytes(data: bytes) -> frozenset[Tombstone]:
+    """Reads what :func:`tombstones_to_bytes` wrote."""
+    return frozenset(Tombstone(*row) for row in _from_bytes(data, _TOMBSTONES)[1])
 
 
 def index_to_bytes(segments: Sequence[Segment]) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from inferscale_runtime.errors import DamagedStoreError
@@ -63,7 +63,7 @@ def stats_of(manifest: Manifest) -> UserStats:
     return UserStats(
         manifest.user,
         manifest.version,
-        manifest.facts.rows,
+        manifest.num_facts,
         manifest.turns.rows,
         # Two tables with equal content are one file.
         sum({ref.name: ref.bytes for ref in manifest.refs()}.values()),
@@ -90,7 +90,7 @@ def store_stats(files: StoreFiles) -> StoreStats:
         garbage += sum(size for file, size in sizes.items() if file not in keep)
         if manifest:
             users += 1
-            facts += manifest.facts.rows
+            facts += manifest.num_facts
             segments.update(stats_of(manifest).segments)
     return StoreStats(users, facts, total, garbage, dict(segments), tuple(damaged))
 
@@ -118,18 +118,8 @@ def verify_user(files: StoreFiles, folder: str) -> list[str]:
         return [str(exc)]
     if manifest is None:
         return []
-    problems = []
+    problems, fact_ids = _check_tables(files, folder, manifest)
     by_file: dict[str, list[Segment]] = defaultdict(list)
-    fact_ids: set[str] | None = None
-    try:
-        facts, _ = read_table(files, folder, manifest.facts, tables.facts_from_bytes)
-        fact_ids = {fact.id for fact in facts}
-    except DamagedStoreError as exc:
-        problems.append(str(exc))
-    try:
-        read_table(files, folder, manifest.turns, tables.turns_from_bytes)
-    except DamagedStoreError as exc:
-        problems.append(str(exc))
     for ref in manifest.encodings.values():
         try:
             table = read_table(files, folder, ref, tables.index_from_bytes)
@@ -148,6 +138,34 @@ def verify_user(files: StoreFiles, folder: str) -> list[str]:
         problems += _check_kv(files, folder, ref)
         problems += _check_segments(files, f"{folder}/{ref.name}", by_file[ref.name])
     return problems
+
+
+def _check_tables(
+    files: StoreFiles, folder: str, manifest: Manifest
+) -> tuple[list[str], set[str] | None]:
+    """Returns problems and the ids of the facts, None when they are not all known."""
+    problems = []
+    fact_ids: set[str] | None = set()
+    for ref in manifest.facts:
+        try:
+            facts, _ = read_table(files, folder, ref, tables.facts_from_bytes)
+        except DamagedStoreError as exc:
+            problems.append(str(exc))
+            fact_ids = None
+        else:
+            if fact_ids is not None:
+                fact_ids |= {fact.id for fact in facts}
+    checks: list[tuple[FileRef | None, Callable[[bytes], object]]] = [
+        (manifest.turns, tables.turns_from_bytes),
+        (manifest.tombstones, tables.tombstones_from_bytes),
+    ]
+    for other, decode in checks:
+        try:
+            if other is not None:
+                read_table(files, folder, other, decode)
+        except DamagedStoreError as exc:
+            problems.append(str(exc))
+    return problems, fact_ids
 
 
 def _check_kv(files: StoreFiles, folder: str, ref: FileRef) -> list[str]:

@@ -47,16 +47,17 @@ def test_junk_is_refused(junk: object) -> None:
 
 
 def test_salt_depends_on_everything() -> None:
-    base = ("tenant", "user", "print", ("a", "b"), "injected")
+    base = ("tenant", "user", "print", ("a", "b"), "injected", 0)
     others = [
         ("x", *base[1:]),
         (base[0], "x", *base[2:]),
         (*base[:2], "x", *base[3:]),
-        (*base[:3], ("b", "a"), base[4]),
-        (*base[:4], "text"),
+        (*base[:3], ("b", "a"), *base[4:]),
+        (*base[:4], "text", 0),
+        (*base[:5], 1),
     ]
     salts = {cache_salt(SECRET, *arguments) for arguments in [base, *others]}
-    assert len(salts) == 6
+    assert len(salts) == 7
     assert all(len(salt) == 64 and salt.isalnum() for salt in salts)
     assert cache_salt(b"t" * 32, *base) not in salts
 

@@ -3,8 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from inferscale_runtime.encode.policies import Context, affected_by, parse_policy, policy_names
+from inferscale_runtime.encode.policies import Context, parse_policy, policy_names
 from inferscale_runtime.errors import ConfigError
+from inferscale_runtime.store.dependents import affected_by
 from inferscale_runtime.store.records import Fact, Segment, Turn
 
 TURNS = [Turn(f"t{i}", "Ann", "x") for i in range(5)]

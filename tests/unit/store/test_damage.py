@@ -220,14 +220,20 @@ def test_encoding_again_mends_damage(store, kit, folder_of):
     assert store.verify() == []
 
 
-def test_damaged_file_is_not_compacted_away(store, kit, folder_of):
+def test_damaged_file_is_kept_unless_something_was_erased(store, kit, folder_of):
     base = kit.filled(store)
     [path] = folder_of("ana").glob("kv*")
     kit.flip(path, path.stat().st_size - 1)
-    last = dataclasses.replace(base, facts=base.facts[3:], embeddings=base.embeddings[3:])
-    done = store.commit_user(last, {})
+    again = {kit.FP: [kit.segment(i, seed=1) for i in range(3)]}
+    done = store.commit_user(base, again)
     assert done.encodings[kit.FP]["f3"].file == path.name
     assert store.verify("ana")
+    done = store.commit_user(
+        dataclasses.replace(done, facts=done.facts[1:], embeddings=done.embeddings[1:]), {}
+    )
+    assert not path.exists()
+    assert done.encodings == {}
+    assert store.verify("ana") == []
 
 
 def test_readers_never_meet_a_mixture(store, kit):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import random
 from pathlib import Path
@@ -48,7 +49,7 @@ def test_round_trip(store, kit, dtype):
 def test_unknown_user(store):
     assert store.read_user("nobody") is None
     assert store.manifest_version("nobody") == 0
-    assert store.remove_user("nobody") == {"files": 0, "bytes": 0}
+    assert store.remove_user("nobody").files == 0
     assert list(store.users()) == store.fingerprints() == store.verify() == []
 
 
@@ -66,13 +67,20 @@ def test_conflict_keeps_the_first_write(store, kit):
 def test_removed_fact_loses_its_segment_and_dead_rows_are_compacted(store, kit, folder_of):
     base = kit.filled(store)
     before = kv_of(store, base, kit.FP)
-    smaller = dataclasses.replace(base, facts=base.facts[2:3], embeddings=base.embeddings[2:3])
+    smaller = dataclasses.replace(base, facts=base.facts[:3], embeddings=base.embeddings[:3])
     done = store.commit_user(smaller, {})
-    assert list(done.encodings[kit.FP]) == ["f2"]
-    assert done.encodings[kit.FP]["f2"].row == 0
+    assert list(done.encodings[kit.FP]) == ["f0", "f1", "f2"]
+    assert sum(s.num_tokens for s in done.encodings[kit.FP].values()) == sum(
+        len(kv) for kv in kv_of(store, done, kit.FP).values()
+    )
     assert torch.equal(kv_of(store, done, kit.FP)["f2"], before["f2"])
-    assert len(list(folder_of("ana").glob("kv-*"))) == 1
-    assert len(list(folder_of("ana").iterdir())) == 6  # manifest, lock, facts, turns, index, kv
+    [path] = folder_of("ana").glob("kv-*")
+    assert before["f3"].numpy().tobytes() not in path.read_bytes()
+    without = dataclasses.replace(done, facts=done.facts[1:], embeddings=done.embeddings[1:])
+    done = store.commit_user(without, {})
+    assert done.encodings == {}, "all others had read f0"
+    assert list(folder_of("ana").glob("kv-*")) == list(folder_of("ana").glob("index-*")) == []
+    assert len(list(folder_of("ana").iterdir())) == 4  # manifest, lock, facts, turns
     assert store.verify() == []
 
 
@@ -111,8 +119,11 @@ def test_two_fingerprints_with_their_own_shapes(store, kit):
 def test_remove_user_touches_nobody_else(store, kit, folder_of):
     kit.filled(store)
     kit.filled(store, "bob")
-    sizes = [p.stat().st_size for p in folder_of("ana").iterdir()]
-    assert store.remove_user("ana") == {"files": 5, "bytes": sum(sizes)}
+    found = {p.name: p.read_bytes() for p in folder_of("ana").iterdir() if p.name != ".lock"}
+    receipt = store.remove_user("ana")
+    assert (receipt.files, receipt.bytes) == (5, sum(map(len, found.values())))
+    assert receipt.digests == {n: hashlib.sha256(data).hexdigest() for n, data in found.items()}
+    assert store.leftovers("ana") == []
     assert not folder_of("ana").exists()
     assert store.read_user("ana") is None
     assert store.verify() == []
@@ -142,7 +153,7 @@ def test_memory_file_system(kit):
     assert store.verify() == []
     assert store.stats().garbage_bytes == 0
     assert store.commit_user(done, {}).version == 2
-    assert store.remove_user("ana")["files"] == 5
+    assert store.remove_user("ana").files == 5
     assert store.read_user("ana") is None
 
 
@@ -197,7 +208,7 @@ def test_open_refuses(tmp_path):
     with pytest.raises(StoreFormatError, match="no store"):
         Store.open(str(tmp_path))
     marker = tmp_path / "inferscale-store.json"
-    for version, match in ((2, "Upgrade"), (0, "no store"), ("1", "no store")):
+    for version, match in ((3, "Upgrade"), (0, "no store"), ("1", "no store")):
         marker.write_text(json.dumps({"format": "inferscale-store", "version": version}))
         with pytest.raises(StoreFormatError, match=match):
             Store.open(str(tmp_path), create=True)
