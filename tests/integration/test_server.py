@@ -6,18 +6,16 @@ import json
 import re
 import shutil
 import signal
-import socket
-import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from tests.integration.commands import ENVIRONMENT, command, run_cli, sample_facts
+from tests.integration.commands import run_cli, sample_facts
+from tests.integration.served import serve
 
 from inferscale_runtime.encode.changes import merge_memory
 from inferscale_runtime.store.store import Store
@@ -59,48 +57,6 @@ def write_input(path: Path) -> None:
     lines += [dict(fact, user="twin-a") for fact in (facts[0], facts[9])]
     lines += [dict(fact, user="twin-b") for fact in (facts[5], facts[6], facts[9])]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-@dataclass
-class Served:
-    client: httpx.Client
-    process: subprocess.Popen[bytes]
-    log: Path
-
-
-@contextmanager
-def serve(model: Path, dtype: str, log: Path, *flags: str) -> Iterator[Served]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    arguments = ["serve", "--model", str(model), "--dtype", dtype, "--port", str(port)]
-    arguments += ["--served-model-name", "smollm2", *flags]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command(*arguments), stdout=output, stderr=subprocess.STDOUT, env=ENVIRONMENT
-        )
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
-            deadline = time.monotonic() + 300
-            while True:
-                assert process.poll() is None, log.read_text()[-4000:]
-                assert time.monotonic() < deadline, log.read_text()[-4000:]
-                try:
-                    if client.get("/health").status_code == 200:
-                        break
-                except httpx.TransportError:
-                    pass
-                time.sleep(0.5)
-            # The ordinary process split: API server, engine and worker apart.
-            assert "(EngineCore pid=" in log.read_text()
-            yield Served(client, process, log)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 @pytest.fixture(scope="module")

@@ -69,6 +69,7 @@ def register(subparsers: Any) -> None:
     )
     kinds = bench.add_subparsers(title="benchmarks", dest="bench", metavar="BENCH", required=True)
     _add_ttft(kinds)
+    _add_session(kinds)
     _add_throughput(kinds)
     _add_encode(kinds)
     _add_inject(kinds)
@@ -126,6 +127,17 @@ def _add_ttft(kinds: Any) -> None:
         "--baseline", choices=("mem0",), help="also measure text through this memory library"
     )
     _add_serving(parser)
+
+
+def _add_session(kinds: Any) -> None:
+    text = "time to first token over a chat's turns, with and without a session"
+    parser = _add(kinds, "session", text, "run_session")
+    parser.add_argument("--turns", type=whole(2, 1000), default=10)
+    parser.add_argument("--k", type=whole(1, 1000), default=20)
+    parser.add_argument("--max-tokens", type=whole(1, 4096), default=24, help="of each answer")
+    parser.add_argument("--users", type=whole(1, 1000), default=3, help="chats, each of its user")
+    _add_serving(parser)
+    parser.set_defaults(facts=60)
 
 
 def _add_throughput(kinds: Any) -> None:

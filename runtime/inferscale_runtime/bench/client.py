@@ -26,6 +26,8 @@ class Ask:
         mode: ``injected`` or ``text``.
         max_tokens: Exactly this many tokens are made.
         system: System text that goes before the question, or empty.
+        session: Name of the chat's session, or None.
+        history: Messages before the question.
     """
 
     user: str
@@ -34,12 +36,17 @@ class Ask:
     mode: str
     max_tokens: int = 1
     system: str = ""
+    session: str | None = None
+    history: tuple[dict[str, str], ...] = ()
 
     def body(self, model: str) -> dict[str, Any]:
         """The request's JSON."""
-        messages = [{"role": "user", "content": self.question}]
+        messages = [*self.history, {"role": "user", "content": self.question}]
         if self.system:
             messages.insert(0, {"role": "system", "content": self.system})
+        memory: dict[str, Any] = {"user": self.user, "k": self.k, "mode": self.mode}
+        if self.session is not None:
+            memory["session"] = self.session
         return {
             "model": model,
             "messages": messages,
@@ -49,7 +56,7 @@ class Ask:
             "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True},
-            "memory": {"user": self.user, "k": self.k, "mode": self.mode},
+            "memory": memory,
         }
 
 
@@ -62,12 +69,16 @@ class Answer:
         total_s: From sending the request to the end of the stream.
         prompt_tokens: Tokens of the prompt.
         memory: The answer's ``usage.memory``.
+        cached_tokens: Prompt tokens that were not computed, 0 where the server does not tell.
+        text: The answer.
     """
 
     ttft_s: float
     total_s: float
     prompt_tokens: int
     memory: dict[str, Any]
+    cached_tokens: int = 0
+    text: str = ""
 
 
 class ChatClient:
@@ -118,21 +129,25 @@ class ChatClient:
     async def _measure(self, ask: Ask) -> Answer:
         first: float | None = None
         usage: dict[str, Any] = {}
+        text = ""
         body = ask.body(self.model)
         start = time.perf_counter()
         async with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
             if not response.is_success:
-                text = (await response.aread())[:300].decode(errors="replace")
-                raise BenchError(f"HTTP {response.status_code}: {text}")
+                refusal = (await response.aread())[:300].decode(errors="replace")
+                raise BenchError(f"HTTP {response.status_code}: {refusal}")
             async for chunk in _chunks(response):
                 if first is None and _has_token(chunk):
                     first = time.perf_counter() - start
                 usage = chunk.get("usage") or usage
+                text += "".join(c["delta"].get("content") or "" for c in chunk.get("choices") or [])
         total = time.perf_counter() - start
         memory = usage.get("memory")
         if first is None or not isinstance(memory, dict):
             raise BenchError("the answer has no token or no usage.memory: is the plugin loaded?")
-        return Answer(first, total, int(usage["prompt_tokens"]), memory)
+        details = usage.get("prompt_tokens_details") or {}
+        cached = int(details.get("cached_tokens") or 0)
+        return Answer(first, total, int(usage["prompt_tokens"]), memory, cached, text)
 
 
 async def _chunks(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:

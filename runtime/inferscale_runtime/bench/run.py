@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from inferscale_runtime.bench import throughput, ttft
+from inferscale_runtime.bench import session, throughput, ttft
 from inferscale_runtime.bench.cli import DEFAULT_MODEL, parse_modes
 from inferscale_runtime.bench.client import Ask, ChatClient
 from inferscale_runtime.bench.report import BenchError, Curve, Report, Row, draw, publish
@@ -157,6 +157,37 @@ def run_ttft(arguments: argparse.Namespace) -> None:
         draw(arguments.plot, "Time to first token", ("facts (k)", "ms, median"), curves)
 
 
+def run_session(arguments: argparse.Namespace) -> None:
+    """``inferscale bench session``."""
+    _check_serving(arguments, arguments.facts, arguments.k)
+    single = load_workload(arguments, arguments.facts, arguments.turns)
+    workload = session.one_user_a_chat(single, arguments.users)
+    model = model_folder(arguments)
+    report = Report("session", model, arguments.seed, _settings(arguments), session.COLUMNS)
+    if not arguments.url:
+        # Otherwise vLLM does not tell how many tokens it had to compute.
+        arguments.vllm_args = [*arguments.vllm_args, "--enable-prompt-tokens-details"]
+    with serving(arguments, workload, model) as url:
+
+        async def run() -> list[Row]:
+            async with ChatClient(url) as client:
+                await ttft.warm_up(client, workload, [arguments.k])
+                users = single.users[: arguments.users]
+                return await session.measure(
+                    client, users, workload, arguments.turns, arguments.k, arguments.max_tokens
+                )
+
+        report.rows = asyncio.run(run())
+    report.notes.append(session.later_note(report.rows))
+    publish(report, arguments.json)
+    if arguments.plot:
+        curves = [
+            Curve(way, [(r["turn"], r[f"{way}_p50_ms"]) for r in report.rows])
+            for way, _ in session.WAYS
+        ]
+        draw(arguments.plot, "Turns of a chat", ("turn", "ms to first token, median"), curves)
+
+
 def _shown(
     columns: Sequence[tuple[str, str]], arguments: argparse.Namespace
 ) -> list[tuple[str, str]]:
@@ -286,4 +317,4 @@ def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
     return {k: str(v) if isinstance(v, Path) else v for k, v in found.items()}
 
 
-__all__ = ["BenchError", "run_encode", "run_inject", "run_throughput", "run_ttft"]
+__all__ = ["BenchError", "run_encode", "run_inject", "run_session", "run_throughput", "run_ttft"]

@@ -23,6 +23,7 @@ from inferscale_runtime.server import metrics
 from inferscale_runtime.server.chat import attach_chat
 from inferscale_runtime.server.guard import FieldGuard
 from inferscale_runtime.server.identity import Identity, embedder_name, find_identity
+from inferscale_runtime.server.page.routes import attach_page
 from inferscale_runtime.server.readiness import Readiness
 from inferscale_runtime.server.service import MemoryService
 from inferscale_runtime.server.status import StatusPage
@@ -47,8 +48,9 @@ class MemoryEndpointPlugin:
     required_tasks = ("generate",)
 
     def attach_router(self, app: FastAPI) -> None:
-        """Replaces the chat route, guards the others, adds the status route."""
+        """Replaces the chat route, guards the others, adds the status route and the web page."""
         attach_chat(app)
+        attach_page(app)
         app.add_middleware(FieldGuard)
 
         @app.get("/inferscale/v1/status")

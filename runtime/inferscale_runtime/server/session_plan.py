@@ -61,6 +61,7 @@ class SessionPlanner:
             return None
         return continue_session(
             session,
+            view.memory.epoch,
             view.memory.facts,
             turn_keys(messages),
             best,
@@ -108,7 +109,8 @@ class SessionPlanner:
             known = self.sessions.get(owner, name) is not None
             if usage.reason in PASSING:
                 return usage
-            session = start_session(view.memory.facts, plan.order, plan.num_injectable)
+            memory = view.memory
+            session = start_session(memory.epoch, memory.facts, plan.order, plan.num_injectable)
             usage = replace(usage, session="restarted" if known else "started")
         else:
             session = layout.session

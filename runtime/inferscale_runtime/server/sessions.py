@@ -27,7 +27,7 @@ class KeptFact:
 
     Attributes:
         id: Its id.
-        digest: Of its text, so that a corrected one is not taken for the old one.
+        digest: Of its text: a user who was erased and written anew begins with the first epoch.
     """
 
     id: str
@@ -39,11 +39,13 @@ class Session:
     """Which facts stand where in one chat.
 
     Attributes:
+        epoch: Of the user's memory; another one means that something was deleted or changed.
         base: The facts before the conversation, in prompt order.
         claimable: How many of them, from the first, are injected.
         notes: Digest of a place in the conversation -> the facts that stand there.
     """
 
+    epoch: int
     base: tuple[KeptFact, ...]
     claimable: int
     notes: Mapping[str, tuple[KeptFact, ...]] = field(default_factory=dict)
@@ -73,19 +75,23 @@ def keep(fact: Fact) -> KeptFact:
     return KeptFact(fact.id, hashlib.sha256(fact.text.encode()).digest())
 
 
-def start_session(facts: Sequence[Fact], order: Sequence[int], claimable: int) -> Session:
+def start_session(
+    epoch: int, facts: Sequence[Fact], order: Sequence[int], claimable: int
+) -> Session:
     """Begins a session with the facts of its first prompt.
 
     Args:
+        epoch: Of the user's memory.
         facts: All facts of the user.
         order: Indexes of those in the prompt, in prompt order.
         claimable: How many of them, from the first, have KV.
     """
-    return Session(tuple(keep(facts[n]) for n in order), claimable)
+    return Session(epoch, tuple(keep(facts[n]) for n in order), claimable)
 
 
 def continue_session(
     session: Session,
+    epoch: int,
     facts: Sequence[Fact],
     turns: Sequence[tuple[int, str]],
     best: Sequence[int],
@@ -96,6 +102,7 @@ def continue_session(
 
     Args:
         session: What is remembered.
+        epoch: Of the user's memory now.
         facts: All facts of the user now.
         turns: Index and digest of the user messages of the conversation.
         best: Indexes of the facts retrieved for the newest question, best first.
@@ -103,9 +110,12 @@ def continue_session(
         config: Limits.
 
     Returns:
-        The layout, or None when the session must begin anew: one of its facts was deleted or
-        changed, or it would have too many.
+        The layout, or None when the session must begin anew: something was deleted or changed, or
+        it would have too many facts.
     """
+    if epoch != session.epoch:
+        # The salt has changed too, so there is nothing in the prefix cache to hold on to.
+        return None
     positions = {fact.id: n for n, fact in enumerate(facts)}
 
     def locate(kept: Sequence[KeptFact]) -> tuple[int, ...]:

@@ -37,11 +37,11 @@ def turn(
     session: Session, number: int, best: list[int], facts: list[Fact] = FACTS, **limits: int
 ) -> Layout | None:
     keys = turn_keys(chat(number))
-    return continue_session(session, facts, keys, best, "relevance", SessionConfig(**limits))
+    return continue_session(session, 7, facts, keys, best, "relevance", SessionConfig(**limits))
 
 
 def test_new_facts_join_the_question_that_brought_them() -> None:
-    session = start_session(FACTS, [3, 1], 2)
+    session = start_session(7, FACTS, [3, 1], 2)
     second = turn(session, 2, [5, 1, 4])
     assert second is not None
     assert (second.base, second.claimable, second.new_facts) == ((3, 1), 2, 2)
@@ -54,7 +54,7 @@ def test_new_facts_join_the_question_that_brought_them() -> None:
 
 
 def test_the_same_question_again_adds_nothing() -> None:
-    session = start_session(FACTS, [0], 1)
+    session = start_session(7, FACTS, [0], 1)
     first = turn(session, 2, [1, 2, 3, 4], new_facts=2)
     assert first is not None
     again = turn(first.session, 2, [1, 2, 3, 4], new_facts=2)
@@ -68,13 +68,13 @@ def test_the_same_question_again_adds_nothing() -> None:
 
 
 def test_another_branch_of_the_chat_has_not_its_notes() -> None:
-    session = start_session(FACTS, [0], 1)
+    session = start_session(7, FACTS, [0], 1)
     second = turn(session, 2, [1])
     assert second is not None
     messages = chat(3)
     messages[0] = {"role": "user", "content": "something else"}
     other = continue_session(
-        second.session, FACTS, turn_keys(messages), [1], "stored", SessionConfig()
+        second.session, 7, FACTS, turn_keys(messages), [1], "stored", SessionConfig()
     )
     assert other is not None
     assert other.notes == {4: (1,)}
@@ -83,7 +83,7 @@ def test_another_branch_of_the_chat_has_not_its_notes() -> None:
 @pytest.mark.parametrize("place", ["base", "note"])
 @pytest.mark.parametrize("change", ["deleted", "corrected"])
 def test_a_lost_fact_ends_the_session(place: str, change: str) -> None:
-    second = turn(start_session(FACTS, [0], 1), 2, [1])
+    second = turn(start_session(7, FACTS, [0], 1), 2, [1])
     assert second is not None
     lost = 0 if place == "base" else 1
     facts = list(FACTS)
@@ -98,15 +98,20 @@ def test_a_lost_fact_ends_the_session(place: str, change: str) -> None:
     assert moved.base == (9,)
 
 
+def test_another_epoch_ends_the_session() -> None:
+    session = start_session(6, FACTS, [0], 1)
+    assert turn(session, 2, [1]) is None
+
+
 def test_a_session_with_too_many_facts_begins_anew() -> None:
-    session = start_session(FACTS, [0, 1, 2], 3)
+    session = start_session(7, FACTS, [0, 1, 2], 3)
     assert turn(session, 2, [3, 4], max_facts=5) is not None
     assert turn(session, 2, [3, 4], max_facts=4) is None
 
 
 @given(st.lists(st.lists(st.integers(0, 9), unique=True, max_size=6), min_size=1, max_size=8))
 def test_no_turn_moves_what_stands(rounds: list[list[int]]) -> None:
-    session = start_session(FACTS, rounds[0], len(rounds[0]))
+    session = start_session(7, FACTS, rounds[0], len(rounds[0]))
     shown: dict[int, tuple[int, ...]] = {}
     for number, best in enumerate(rounds[1:], start=2):
         layout = turn(session, number, best)
@@ -126,7 +131,7 @@ class Clock:
 
 
 def test_sessions_end_by_time_and_number() -> None:
-    clock, session = Clock(), Session((), 0)
+    clock, session = Clock(), Session(7, (), 0)
     limits = SessionConfig(max_sessions=3, max_sessions_per_user=2, ttl_seconds=10)
     held = Sessions(limits, clock)
     for name in "abc":
@@ -151,6 +156,6 @@ def test_sessions_end_by_time_and_number() -> None:
 
 def test_sessions_are_apart() -> None:
     held = Sessions(SessionConfig())
-    held.put(OWNER, "chat", Session((), 1))
+    held.put(OWNER, "chat", Session(7, (), 1))
     assert held.get(("main", "noah"), "chat") is None
     assert held.get(("other", "maya"), "chat") is None

@@ -1,0 +1,1 @@
+"""``/inferscale/ui``: a web page on one user's memory, made of static files (API process)."""
