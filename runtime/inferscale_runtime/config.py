@@ -19,6 +19,9 @@ DEFAULT_FOOTER = "\nUse these memories to answer. Be brief.\n"
 DEFAULT_STORE_NAME = "default"
 MAX_PLANNED_STORES = 1024
 MAX_STORES = 16
+SigningAlgorithm = Literal[
+    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
+]
 
 
 class _Section(BaseModel):
@@ -91,7 +94,7 @@ class TierConfig(_Section):
 
 
 class QuotaConfig(_Section):
-    """Limits that ``inferscale encode`` keeps; None means no limit."""
+    """Limits that ``inferscale encode`` and the memory API keep; None means no limit."""
 
     max_facts_per_user: int | None = Field(None, ge=1)
     """Most facts of one user; a user above it is an error and nothing is written."""
@@ -117,6 +120,8 @@ class StoreEntry(_Section):
     expected_fingerprint: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
     """Only this encoding is used; whatever else the store holds is passed over. None uses any
     encoding that fits the model."""
+    writable: bool = True
+    """The memory API may write to it."""
 
 
 class SessionConfig(_Section):
@@ -134,6 +139,68 @@ class SessionConfig(_Section):
     """Most facts of a session; one that would have more begins anew."""
     note_heading: str = Field("What else you know about the user:\n", max_length=8192)
     """What stands before the facts that a turn adds."""
+
+
+class JwtConfig(_Section):
+    """How JSON Web Tokens are verified."""
+
+    jwks_uri: str = Field("", max_length=4096, pattern=r"^(https?://[^\s@]+)?$")
+    """Where the issuer's public keys are; redirects are not followed."""
+    jwks_file: str = Field("", max_length=4096)
+    """File with them instead; read again every five minutes, and when a key is unknown."""
+    issuer: str = Field(min_length=1, max_length=1024)
+    """``iss`` must equal it."""
+    audience: tuple[str, ...] = Field(min_length=1, max_length=16)
+    """``aud`` must name one of these."""
+    algorithms: tuple[SigningAlgorithm, ...] = Field(("RS256", "ES256"), min_length=1)
+    """Signatures that are accepted; symmetric ones and ``none`` never are."""
+    user_claim: str = Field("sub", min_length=1, max_length=256)
+    """Claim with the id of the one user whose memory the token opens."""
+    scope_claim: str = Field("", max_length=256)
+    """Claim with permissions (``inferscale:chat``, ``:read``, ``:write``, ``:admin``), a text with
+    spaces or a list. Empty: every token may chat, read and write."""
+    leeway_seconds: int = Field(30, ge=0, le=600)
+    """How far clocks may differ."""
+
+    @model_validator(mode="after")
+    def _one_key_set(self) -> Self:
+        if bool(self.jwks_uri) == bool(self.jwks_file):
+            raise ValueError("give either 'jwks_uri' or 'jwks_file'")
+        return self
+
+
+class LimitConfig(_Section):
+    """How often requests may come; 429 with ``Retry-After`` above it. None means no limit."""
+
+    key_requests_per_minute: int | None = Field(None, ge=1, le=1_000_000)
+    """Of one API key, or of one token's subject."""
+    user_requests_per_minute: int | None = Field(None, ge=1, le=1_000_000)
+    """That name one user, whoever sends them."""
+    burst: int = Field(20, ge=1, le=100_000)
+    """How many may come at once after a pause."""
+
+
+class AuthConfig(_Section):
+    """Who may call the server, and whose memory a caller may name."""
+
+    mode: Literal["none", "apiKey", "jwt"] = "none"
+    """``apiKey``: keys of a file, each for some users or all; ``jwt``: a token opens the memory of
+    the user that it names."""
+    keys_file: str = Field("", max_length=4096)
+    """File of mode ``apiKey``: one key, or a JSON document with several."""
+    jwt: JwtConfig | None = None
+    """Settings of mode ``jwt``."""
+    limits: LimitConfig = LimitConfig()
+    audit: str = Field("", max_length=4096)
+    """Audit log: a file, ``log`` for the server's own log, or empty for none."""
+
+    @model_validator(mode="after")
+    def _mode_has_its_settings(self) -> Self:
+        if bool(self.keys_file) != (self.mode == "apiKey"):
+            raise ValueError("'keys_file' belongs to mode 'apiKey'; give both or neither")
+        if (self.jwt is not None) != (self.mode == "jwt"):
+            raise ValueError("'jwt' belongs to mode 'jwt'; give both or neither")
+        return self
 
 
 class InjectConfig(_Section):
@@ -205,6 +272,7 @@ class RuntimeConfig(_Section):
     sessions: SessionConfig = SessionConfig()
     quota: QuotaConfig = QuotaConfig()
     retention: RetentionConfig = RetentionConfig()
+    auth: AuthConfig = AuthConfig()
 
     @model_validator(mode="after")
     def _one_way_to_name_stores(self) -> Self:

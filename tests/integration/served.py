@@ -35,7 +35,7 @@ def serve(model: Path, dtype: str, log: Path, *flags: str) -> Iterator[Served]:
         )
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
-            deadline = time.monotonic() + 300
+            deadline = time.monotonic() + 600
             while True:
                 assert process.poll() is None, log.read_text()[-4000:]
                 assert time.monotonic() < deadline, log.read_text()[-4000:]

@@ -46,7 +46,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.answer({"k": config["retrieval"]["top_k"], "facts": facts, "pid": os.getpid()})
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        own, key = os.environ.get("VLLM_API_KEY"), self.headers.get("authorization")
+        auth, key = config.get("auth"), self.headers.get("authorization")
+        own = open(auth["keys_file"]).read() if auth else None
         self.answer({"memory": body["memory"], "model": body["model"], "key": key, "own": own})
     def answer(self, value):
         data = json.dumps(value).encode()

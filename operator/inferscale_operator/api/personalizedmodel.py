@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from inferscale_operator.api.auth import Auth
 from inferscale_operator.api.base import (
     ConditionList,
     Model,
     NamespaceName,
     ObjectName,
     Scheduling,
-    SecretRef,
     StoreName,
 )
 from inferscale_operator.api.memorystore import StoreFacts
@@ -193,24 +193,6 @@ class Autoscaling(Struct):
     """What one replica should carry."""
     prometheus_address: str | None = Field(None, max_length=1024, pattern=r"^https?://[^\s@]+$")
     """Prometheus that KEDA asks."""
-
-
-class Auth(Struct):
-    """Who may call the server."""
-
-    rules = (
-        Rule(
-            cel="self.mode == 'apiKey' || !has(self.secretRef)",
-            message="secretRef is for mode apiKey",
-            holds=lambda self: self.mode == "apiKey" or self.secret_ref is None,
-        ),
-    )
-
-    mode: Literal["none", "apiKey"] = "none"
-    """``apiKey``: requests need ``Authorization: Bearer KEY``. The key does not tell users apart:
-    it is for a trusted backend, which may name any user."""
-    secret_ref: SecretRef | None = None
-    """Secret with the key ``api-key``. Absent: the operator makes one, named after the resource."""
 
 
 class Disruption(Struct):

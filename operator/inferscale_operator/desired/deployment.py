@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from inferscale_operator.api.base import GROUP
+from inferscale_operator.api.base import SecretKeyRef
 from inferscale_operator.api.personalizedmodel import PersonalizedModelSpec
 from inferscale_operator.desired import naming, paths, pod
 from inferscale_operator.desired.account import account_name
@@ -36,8 +36,6 @@ GRACE_MARGIN_SECONDS = 20
 PROBE_SECONDS = 5
 LEAST_PROGRESS_SECONDS = 600
 PROGRESS_MARGIN_SECONDS = 60
-REVISION = f"{GROUP}/revision"
-"""Annotation of pods: a new value is a rolling update without any other change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +79,6 @@ def build_generation(
     defaults: Defaults,
     generation: str,
     api_key_secret: str | None,
-    revision_mark: str | None = None,
     gpu: GpuShare = NO_SHARE,
 ) -> list[Manifest]:
     """The children of one generation.
@@ -92,8 +89,7 @@ def build_generation(
         stores: Its stores in the order of the spec, at least one.
         defaults: How the operator was installed.
         generation: From ``server_generation``.
-        api_key_secret: Secret with the key ``api-key``; None when callers need no key.
-        revision_mark: Changing it replaces the pods one by one; None or empty sets no mark.
+        api_key_secret: Secret with the key ``api-key``; None when there is no single key.
         gpu: Division of GPU memory.
 
     Returns:
@@ -113,9 +109,9 @@ def build_generation(
         {"data": {FILE: text}, "immutable": True},
         generation=generation,
     )
-    mounts = _mounts(owner, spec, stores, config["metadata"]["name"])
+    mounts = _mounts(owner, spec, stores, config["metadata"]["name"], api_key_secret)
     arguments = _arguments(owner, spec, gpu)
-    container = _container(arguments, spec, stores, defaults, api_key_secret, mounts)
+    container = _container(arguments, spec, stores, defaults, mounts)
     pod_spec: Manifest = {
         "containers": [container],
         "restartPolicy": "Always",
@@ -130,7 +126,7 @@ def build_generation(
         pod_spec["topologySpreadConstraints"] = constraints
     template = pod.pod_template(
         naming.labels(owner, COMPONENT) | {naming.GENERATION: generation},
-        {REVISION: revision_mark} if revision_mark else {},
+        {},
         pod_spec,
         mounts,
         spec.serving,
@@ -169,7 +165,6 @@ def _container(
     spec: PersonalizedModelSpec,
     stores: Sequence[StoreView],
     defaults: Defaults,
-    api_key_secret: str | None,
     mounts: pod.Mounts,
 ) -> Manifest:
     serving = spec.serving
@@ -180,7 +175,7 @@ def _container(
         scheduling=serving,
         defaults=defaults,
         body={
-            "env": _environment(spec, stores, api_key_secret),
+            "env": _environment(spec, stores),
             "ports": [pod.container_port(paths.HTTP_PORT, paths.HTTP_PORT_NUMBER)],
             "resources": server_resources(
                 serving.resources, serving.tensor_parallel_size, spec.tiers.dram
@@ -222,22 +217,22 @@ def _arguments(owner: naming.Owner, spec: PersonalizedModelSpec, gpu: GpuShare) 
     ]
 
 
-def _environment(
-    spec: PersonalizedModelSpec, stores: Sequence[StoreView], api_key_secret: str | None
-) -> list[Manifest]:
+def _environment(spec: PersonalizedModelSpec, stores: Sequence[StoreView]) -> list[Manifest]:
     place = next((s.spec.storage.s3 for s in stores if s.spec.storage.s3 is not None), None)
-    key = [pod.secret_variable("VLLM_API_KEY", api_key_secret, API_KEY)] if api_key_secret else []
     return [
         *pod.base_environment(),
         *pod.model_environment(spec.model),
         *pod.s3_environment(place),
         *pod.port_environment(paths.HTTP_PORT_NUMBER),
-        *key,
     ]
 
 
 def _mounts(
-    owner: naming.Owner, spec: PersonalizedModelSpec, stores: Sequence[StoreView], config: str
+    owner: naming.Owner,
+    spec: PersonalizedModelSpec,
+    stores: Sequence[StoreView],
+    config: str,
+    api_key_secret: str | None,
 ) -> pod.Mounts:
     mounts = pod.Mounts()
     mounts.add_config_map("config", paths.CONFIG, config)
@@ -253,10 +248,24 @@ def _mounts(
         ref = store.spec.encoding.embedder_api_key_secret_ref
         if ref is not None:
             mounts.add_key("embedder-key", paths.EMBEDDER_KEY_FILE, ref)
+    _add_credentials(mounts, spec, api_key_secret)
     size = format_bytes(shm_bytes(spec.tiers.dram))
     mounts.add("shm", paths.SHARED_MEMORY, {"emptyDir": {"medium": "Memory", "sizeLimit": size}})
     mounts.add_empty("tmp", paths.TEMPORARY)
     return mounts
+
+
+def _add_credentials(
+    mounts: pod.Mounts, spec: PersonalizedModelSpec, api_key_secret: str | None
+) -> None:
+    """Mounts what callers are checked against; servers follow it without a restart."""
+    keys = spec.auth.keys_secret_ref
+    if api_key_secret is not None:
+        keys = SecretKeyRef(name=api_key_secret, key=API_KEY)
+    if keys is not None:
+        mounts.add_key("auth-keys", paths.AUTH_KEYS_FILE, keys)
+    if spec.auth.jwt is not None and spec.auth.jwt.jwks_secret_ref is not None:
+        mounts.add_key("auth-jwks", paths.JWKS_FILE, spec.auth.jwt.jwks_secret_ref)
 
 
 def _probe(path: str, *, failures: int, timeout: int) -> Manifest:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
+from inferscale_operator.api.auth import Auth
 from inferscale_operator.api.memorystore import MemoryStoreSpec
 from inferscale_operator.api.personalizedmodel import PersonalizedModelSpec
 from inferscale_operator.desired.kinds import Manifest
 from inferscale_operator.desired.paths import (
+    AUTH_KEYS_FILE,
     EMBEDDER_KEY_FILE,
+    JWKS_FILE,
     PLAN_FILE,
     SERVER_STORES,
     STORE,
@@ -17,7 +21,10 @@ from inferscale_operator.desired.paths import (
 from inferscale_operator.desired.stores import StoreView, remote_embedders, store_url
 from inferscale_runtime.budget import MIB, ConfigError, format_quantity, parse_quantity
 from inferscale_runtime.config import (
+    AuthConfig,
     EncodingConfig,
+    JwtConfig,
+    LimitConfig,
     PromptConfig,
     QuotaConfig,
     RetentionConfig,
@@ -107,8 +114,39 @@ def serve_config(
                 plan_file=PLAN_FILE,
                 **({"gpu_bytes": gpu_arena_bytes} if gpu_arena_bytes else {}),
             ),
+            **_auth(spec.auth),
         )
     )
+
+
+def _auth(auth: Auth) -> dict[str, AuthConfig]:
+    """``auth`` of a server; absent where the spec says nothing about it."""
+    fields: dict[str, Any] = {}
+    if auth.mode == "apiKey":
+        fields = {"mode": "apiKey", "keys_file": AUTH_KEYS_FILE}
+    if auth.jwt is not None:
+        jwt = auth.jwt
+        keys = {"jwks_uri": jwt.jwks_uri} if jwt.jwks_uri else {"jwks_file": JWKS_FILE}
+        fields["mode"] = "jwt"
+        fields["jwt"] = JwtConfig(
+            issuer=jwt.issuer,
+            audience=tuple(jwt.audience),
+            algorithms=tuple(jwt.algorithms),
+            user_claim=jwt.user_claim,
+            scope_claim=jwt.scope_claim or "",
+            leeway_seconds=jwt.leeway_seconds,
+            **keys,
+        )
+    limits = {
+        "key_requests_per_minute": auth.limits.key_requests_per_minute,
+        "user_requests_per_minute": auth.limits.user_requests_per_minute,
+    }
+    given = {name: value for name, value in limits.items() if value is not None}
+    if given:
+        fields["limits"] = LimitConfig(burst=auth.limits.burst, **given)
+    if auth.audit == "Log":
+        fields["audit"] = "log"
+    return {"auth": AuthConfig(**fields)} if fields else {}
 
 
 def config_text(config: Manifest) -> str:

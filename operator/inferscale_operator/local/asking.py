@@ -63,9 +63,10 @@ class Announcer:
                 break
         key_file = await self._key_file(model)
         self._console.say(f"PersonalizedModel/{name} answers{readiness_note(user)}:")
-        self._console.plain(
-            curl_line(name, port, ANY_USER if user is None else user, store, key_file)
-        )
+        auth = model["spec"].get("auth") or {}
+        token = auth.get("mode", "none") != "none" and key_file is None
+        asked = ANY_USER if user is None else user
+        self._console.plain(curl_line(name, port, asked, store, key_file, token))
 
     async def _user_of_store(self, namespace: str, name: str) -> str | None:
         store = await self._cluster.get(MEMORY_STORE, namespace, name)
@@ -78,7 +79,7 @@ class Announcer:
     async def _key_file(self, model: Manifest) -> str | None:
         """The API key in a file for the user alone, so that it need not be printed."""
         auth = model["spec"].get("auth") or {}
-        if auth.get("mode") != "apiKey":
+        if auth.get("mode") != "apiKey" or auth.get("keysSecretRef"):
             return None
         namespace, name = model["metadata"]["namespace"], model["metadata"]["name"]
         secret = (auth.get("secretRef") or {}).get("name") or f"{name}-{API_KEY}"

@@ -37,7 +37,12 @@ def user_of(config_map: Manifest | None, key: str | None) -> str | None:
 
 
 def curl_line(
-    model: str, port: int, user: str, store: str | None = None, key_file: str | None = None
+    model: str,
+    port: int,
+    user: str,
+    store: str | None = None,
+    key_file: str | None = None,
+    token: bool = False,
 ) -> str:
     """A line for the shell that asks a question about a user's memory.
 
@@ -47,6 +52,7 @@ def curl_line(
         user: A user of its stores.
         store: Which store, where there are several.
         key_file: File with the API key, where one is needed.
+        token: The caller has credentials of its own, and puts them into ``TOKEN``.
     """
     memory = {"user": user} | ({"store": store} if store else {})
     body = {
@@ -62,6 +68,8 @@ def curl_line(
     if key_file is not None:
         # The key itself is printed nowhere.
         line += f' -H "Authorization: Bearer $(cat {shlex.quote(key_file)})"'
+    elif token:
+        line += ' -H "Authorization: Bearer $TOKEN"'
     return f"{line} -d {shlex.quote(json.dumps(body, ensure_ascii=False))}"
 
 

@@ -293,15 +293,16 @@ class Launcher:
     async def _follow(
         self, pod: Manifest, container: Mapping[str, Any], mounts: Mapping[str, str]
     ) -> None:
-        """Brings ConfigMaps up to date until cancelled; while one is missing, none changes."""
+        """Brings ConfigMaps and Secrets up to date; while one is missing, none changes."""
         volumes = pod["spec"].get("volumes") or []
-        names = [item["configMap"]["name"] for item in volumes if "configMap" in item]
+        names = [(CONFIG_MAP, v["configMap"]["name"]) for v in volumes if "configMap" in v]
+        names += [(SECRET, v["secret"]["secretName"]) for v in volumes if "secret" in v]
         namespace = pod["metadata"]["namespace"]
         while names:
             await asyncio.sleep(self._follow_seconds)
             try:
-                maps = {name: await self._read(CONFIG_MAP, namespace, name) for name in names}
-                self._folders.follow(pod, container, _among(maps), mounts)
+                live = {key: await self._read(key[0], namespace, key[1]) for key in names}
+                self._folders.follow(pod, container, _among(live), mounts)
             except (ClusterError, MissingError, OSError):
                 continue
 
@@ -320,5 +321,5 @@ class Launcher:
         shutil.rmtree(self._folders.memory, ignore_errors=True)
 
 
-def _among(config_maps: Mapping[str, Manifest | None]) -> Lookup:
-    return lambda _, name: config_maps.get(name)
+def _among(objects: Mapping[tuple[Kind, str], Manifest | None]) -> Lookup:
+    return lambda kind, name: objects.get((kind, name))

@@ -2,7 +2,7 @@
 
 Folders of claims lie in ``DATA/volumes/<namespace>/<claim>`` and stay. Everything else lies in the
 pod's own folder and goes with the pod. ConfigMaps and Secrets are written anew for each container,
-because mount paths inside JSON documents differ between containers. ConfigMaps are followed while a
+because mount paths inside JSON documents differ between containers. Both are followed while a
 container runs, but not where a ``subPath`` of them is mounted: a kubelet does the same.
 """
 
@@ -96,12 +96,12 @@ class VolumeFolders:
         lookup: Lookup,
         mounts: Mapping[str, str],
     ) -> None:
-        """Brings the files of a running container's ConfigMaps up to date, each by one rename.
+        """Brings the files of a container's ConfigMaps and Secrets up to date, each by one rename.
 
         Args:
             pod: The Pod.
             container: One of its containers.
-            lookup: Finds the ConfigMaps as they are now.
+            lookup: Finds them as they are now.
             mounts: Mount path -> folder, as the container was started with.
 
         Raises:
@@ -110,7 +110,7 @@ class VolumeFolders:
         volumes = {item["name"]: item for item in pod["spec"].get("volumes") or []}
         for mount in container.get("volumeMounts") or []:
             volume = volumes[mount["name"]]
-            if "configMap" in volume and not mount.get("subPath"):
+            if {"configMap", "secret"} & set(volume) and not mount.get("subPath"):
                 files = list(_volume_files(pod, volume, lookup))
                 _update_files(Path(mounts[mount["mountPath"]]), files, mounts)
 

@@ -17,7 +17,7 @@ from inferscale_operator.desired.kinds import (
     Manifest,
     kind_of,
 )
-from inferscale_operator.desired.naming import GENERATION, digest
+from inferscale_operator.desired.naming import GENERATION
 from inferscale_operator.desired.quantities import format_bytes
 from inferscale_operator.desired.server import (
     build_api_key_secret,
@@ -106,7 +106,7 @@ class _Decision:
     def plan(self) -> Plan:
         stores = check_stores(self.spec, self.observed, self.gpu.draft)
         blocked = self._blocked()
-        create, mark = self._api_key()
+        create = self._api_key()
         target = None
         if stores.usable and blocked is None and not create:
             target = server_generation(self.spec, stores.views)
@@ -118,7 +118,7 @@ class _Decision:
             self.resource, self.spec, self.defaults, self.observed.optional_kinds
         )
         if target is not None:
-            apply += self._generation(target, stores.views, mark)
+            apply += self._generation(target, stores.views)
         if rollout.serving is not None:
             apply.append(build_service(self.resource, rollout.serving))
             budget = build_disruption_budget(self.resource, self.spec, rollout.serving)
@@ -155,27 +155,22 @@ class _Decision:
             else None
         )
 
-    def _api_key(self) -> tuple[tuple[Manifest, ...], str]:
-        """A Secret to make first, and a mark that changes when the key changes."""
-        auth = self.spec.auth
-        if auth.mode != "apiKey":
-            return (), ""
-        if auth.secret_ref is not None:
-            live = self.observed.references.get((SECRET.kind, auth.secret_ref.name))
-        else:
-            live = self.observed.children.get((SECRET.kind, f"{self.name}-api-key"))
-            if live is None:
-                return (build_api_key_secret(self.resource, self.observed.entropy),), ""
-        metadata = (live or {}).get("metadata", {})
-        return (), digest([metadata.get("uid"), metadata.get("resourceVersion")], 8)
+    def _api_key(self) -> tuple[Manifest, ...]:
+        """A Secret to make first."""
+        name = f"{self.name}-api-key"
+        if self._api_key_secret() != name or self.spec.auth.secret_ref is not None:
+            return ()
+        if (SECRET.kind, name) in self.observed.children:
+            return ()
+        return (build_api_key_secret(self.resource, self.observed.entropy),)
 
     def _api_key_secret(self) -> str | None:
-        if self.spec.auth.mode != "apiKey":
+        auth = self.spec.auth
+        if auth.mode != "apiKey" or auth.keys_secret_ref is not None:
             return None
-        ref = self.spec.auth.secret_ref
-        return ref.name if ref is not None else f"{self.name}-api-key"
+        return auth.secret_ref.name if auth.secret_ref is not None else f"{self.name}-api-key"
 
-    def _generation(self, target: str, stores: tuple[StoreView, ...], mark: str) -> list[Manifest]:
+    def _generation(self, target: str, stores: tuple[StoreView, ...]) -> list[Manifest]:
         return build_generation(
             self.resource,
             self.spec,
@@ -183,7 +178,6 @@ class _Decision:
             self.defaults,
             target,
             self._api_key_secret(),
-            mark,
             self.gpu.share,
         )
 

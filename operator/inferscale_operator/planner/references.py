@@ -20,6 +20,8 @@ _SECRETS = (
     "source.s3.credentialsSecretRef.name",
     "storage.s3.credentialsSecretRef.name",
     "auth.secretRef.name",
+    "auth.keysSecretRef.name",
+    "auth.jwt.jwksSecretRef.name",
 )
 _CLAIMS = ("model.cache.claimName", "source.pvc.claimName", "storage.pvc.claimName")
 _CONFIG_MAPS = ("source.configMap.name",)

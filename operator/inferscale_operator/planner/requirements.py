@@ -74,6 +74,9 @@ def server_requirements(spec: PersonalizedModelSpec) -> list[Requirement]:
     if spec.auth.secret_ref is not None:
         name = spec.auth.secret_ref.name
         found.append(Requirement("spec.auth.secretRef", SECRET.kind, name, (API_KEY,)))
+    found.extend(_secret("spec.auth.keysSecretRef", spec.auth.keys_secret_ref))
+    if spec.auth.jwt is not None:
+        found.extend(_secret("spec.auth.jwt.jwksSecretRef", spec.auth.jwt.jwks_secret_ref))
     found.extend(_pull_secrets("spec.serving", spec.serving.image_pull_secrets))
     return found
 

@@ -105,6 +105,7 @@ def _lazily(runner: str) -> Callable[[argparse.Namespace], int]:
 
 def _add_serving(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", help="measure this server instead of starting one")
+    parser.add_argument("--api-key-file", help="with --url: file with an API key or token of it")
     parser.add_argument(
         "--data", type=Path, metavar="FILE", help="LoCoMo data set instead of synthetic facts"
     )

@@ -87,12 +87,17 @@ class ChatClient:
     Args:
         url: The server.
         connections: How many requests may be open at once.
+        key: API key or token; empty for none.
     """
 
-    def __init__(self, url: str, connections: int = 1) -> None:
+    def __init__(self, url: str, connections: int = 1, key: str = "") -> None:
         limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
         self._client = httpx.AsyncClient(
-            base_url=url, timeout=TIMEOUT_S, limits=limits, trust_env=False
+            base_url=url,
+            timeout=TIMEOUT_S,
+            limits=limits,
+            trust_env=False,
+            headers={"authorization": f"Bearer {key}"} if key else {},
         )
         self.model = ""
 

@@ -115,6 +115,17 @@ def _check_serving(arguments: argparse.Namespace, facts: int, k: int) -> None:
         raise ConfigError(f"--facts {facts}: fewer than k ({k})")
     if arguments.url and arguments.vllm_args:
         raise ConfigError("--url: vLLM arguments are for a server that is started here")
+    if arguments.api_key_file and not arguments.url:
+        raise ConfigError("--api-key-file: a server that is started here needs none")
+
+
+def _key(arguments: argparse.Namespace) -> str:
+    if not arguments.api_key_file:
+        return ""
+    try:
+        return Path(arguments.api_key_file).read_text().strip()
+    except OSError as error:
+        raise ConfigError(f"--api-key-file '{arguments.api_key_file}': {error.strerror}") from error
 
 
 def run_ttft(arguments: argparse.Namespace) -> None:
@@ -142,7 +153,7 @@ def run_ttft(arguments: argparse.Namespace) -> None:
         url = stack.enter_context(serving(arguments, workload, model))
 
         async def run() -> list[Row]:
-            async with ChatClient(url) as client:
+            async with ChatClient(url, key=_key(arguments)) as client:
                 await ttft.warm_up(client, workload, arguments.k)
                 return await ttft.measure(client, workload, arguments.k, arguments.repeats, extra)
 
@@ -170,7 +181,7 @@ def run_session(arguments: argparse.Namespace) -> None:
     with serving(arguments, workload, model) as url:
 
         async def run() -> list[Row]:
-            async with ChatClient(url) as client:
+            async with ChatClient(url, key=_key(arguments)) as client:
                 await ttft.warm_up(client, workload, [arguments.k])
                 users = single.users[: arguments.users]
                 return await session.measure(
@@ -213,7 +224,7 @@ def run_throughput(arguments: argparse.Namespace) -> None:
     with serving(arguments, workload, model) as url:
 
         async def run() -> None:
-            async with ChatClient(url, connections=max(most, arguments.users)) as client:
+            async with ChatClient(url, max(most, arguments.users), _key(arguments)) as client:
                 warm = False
                 for number, load in enumerate(loads):
                     if load.state == "warm" and not warm:

@@ -7,7 +7,9 @@ which takes the prompt's token ids from ``kv_transfer_params.prompt_token_ids``.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -28,7 +30,16 @@ from vllm.entrypoints.serve.utils.sse_keep_alive import with_sse_keep_alive
 
 from inferscale_runtime.errors import StoreError
 from inferscale_runtime.prompt.template import Message
+from inferscale_runtime.server.auth.audit import AuditRecord
+from inferscale_runtime.server.auth.gate import admit_user
+from inferscale_runtime.server.memory_api.answers import (
+    AnswerLog,
+    AnswerRecord,
+    begin_record,
+    timed_stream,
+)
 from inferscale_runtime.server.options import MemoryOptions
+from inferscale_runtime.server.refusal import Refusal, error_response
 from inferscale_runtime.server.service import MemoryService, Prepared, UnknownUserError
 from inferscale_runtime.server.stores import UnknownStoreError
 
@@ -37,13 +48,6 @@ class MemoryChatRequest(ChatCompletionRequest):
     """vLLM's chat request with a ``memory`` object."""
 
     memory: MemoryOptions | None = None
-
-
-def error_response(message: str, param: str, status: HTTPStatus) -> JSONResponse:
-    """An error in OpenAI's form."""
-    kind = "NotFoundError" if status == HTTPStatus.NOT_FOUND else "BadRequestError"
-    body = {"message": message, "type": kind, "param": param, "code": status.value}
-    return JSONResponse({"error": body}, status_code=status.value)
 
 
 def text_messages(messages: list[Any]) -> list[Message]:
@@ -134,8 +138,16 @@ class LeasedStream(StreamingResponse):
 
 
 async def _prepare(
-    service: MemoryService, request: MemoryChatRequest, options: MemoryOptions
+    service: MemoryService,
+    request: MemoryChatRequest,
+    options: MemoryOptions,
+    raw_request: Request,
 ) -> Prepared | JSONResponse:
+    try:
+        # Before anything is looked up: an answer must not tell whether somebody else's memory is.
+        admit_user(raw_request, options.user, "memory.user")
+    except Refusal as refusal:
+        return refusal.response()
     refused = refuse(request)
     if refused is not None:
         return refused
@@ -149,9 +161,11 @@ async def _prepare(
         )
     request.messages = messages  # a one-shot iterator may have been consumed
     try:
-        return await service.prepare(
+        prepared = await service.prepare(
             options, messages, template_arguments(request), blocked_reason(request)
         )
+        _note(raw_request.state.audit, prepared)
+        return prepared
     except UnknownUserError:
         return error_response(
             "field 'memory.user': no memory of this user is stored; write facts first",
@@ -174,6 +188,19 @@ async def _prepare(
         )
 
 
+def _note(record: AuditRecord, prepared: Prepared) -> None:
+    record.action, record.store = "chat.memory", prepared.usage.store
+    record.counts["facts"] = prepared.usage.facts
+
+
+def _remember(request: Request, prepared: Prepared) -> AnswerRecord:
+    record = begin_record(prepared.usage)
+    log: AnswerLog = request.app.state.inferscale_answers
+    if prepared.usage.store is not None:
+        log.add(prepared.usage.store, request.state.audit.user, record)
+    return record
+
+
 def attach_chat(app: FastAPI) -> None:
     """Replaces the stock route."""
 
@@ -181,12 +208,13 @@ def attach_chat(app: FastAPI) -> None:
     @with_cancellation
     @load_aware_call
     async def create_chat_completion(request: MemoryChatRequest, raw_request: Request) -> Any:
+        started = time.perf_counter()
         service: MemoryService = raw_request.app.state.inferscale_memory
         handler = raw_request.app.state.openai_serving_chat
         options, request.memory = request.memory, None
         prepared: Prepared | None = None
         if options is not None:
-            outcome = await _prepare(service, request, options)
+            outcome = await _prepare(service, request, options, raw_request)
             if isinstance(outcome, JSONResponse):
                 return outcome
             prepared = outcome
@@ -212,12 +240,16 @@ def attach_chat(app: FastAPI) -> None:
             if prepared is not None:
                 service.end(prepared)
                 body["usage"]["memory"] = prepared.usage.as_dict()
+                _remember(raw_request, prepared).seconds = round(time.perf_counter() - started, 6)
             return JSONResponse(body)
         arguments = getattr(raw_request.app.state, "args", None)
         interval = float(getattr(arguments, "sse_keep_alive_interval", 0))
         if prepared is None:
             stream = with_sse_keep_alive(result, interval)
             return StreamingResponse(stream, media_type="text/event-stream")
-        stream = with_sse_keep_alive(stream_with_usage(result, prepared), interval)
-        headers = {"x-inferscale-memory": json.dumps(prepared.usage.as_dict())}
+        timed = timed_stream(result, _remember(raw_request, prepared), started)
+        stream = with_sse_keep_alive(stream_with_usage(timed, prepared), interval)
+        # The names of the facts would be too long for a header.
+        usage = replace(prepared.usage, explain=False)
+        headers = {"x-inferscale-memory": json.dumps(usage.as_dict())}
         return LeasedStream(stream, partial(service.end, prepared), headers)

@@ -1,8 +1,9 @@
-"""Refuses request fields that only this server may set.
+"""Refuses request fields that only this server may set, and salts the requests of known callers.
 
 ``kv_transfer_params`` could name other users' segments and ``cache_salt`` could aim at their
-prefix-cache blocks, so neither is taken from a client on any route. Pure ASGI: the body is read
-once and handed on.
+prefix-cache blocks, so neither is taken from a client on any route. Where callers are told apart,
+their requests carry a salt even without memory: by the cached tokens of an answer, or its time, one
+could otherwise find out what another asked. Pure ASGI: the body is read once and handed on.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from http import HTTPStatus
 from typing import Any
 
-from inferscale_runtime.server.chat import error_response
+from inferscale_runtime.server.auth.access import SALTED, USERS
+from inferscale_runtime.server.refusal import error_response
 
 FORBIDDEN = ("kv_transfer_params", "cache_salt")
+Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
 
 
 def forbidden_field(body: bytes) -> str | None:
@@ -46,6 +49,17 @@ def forbidden_field(body: bytes) -> str | None:
     return None
 
 
+def salted(body: bytes, salt: str) -> bytes:
+    """A JSON body with ``cache_salt``; anything else is left to the route, which refuses it."""
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return body
+    if not isinstance(value, dict):
+        return body
+    return json.dumps({**value, "cache_salt": salt}).encode()
+
+
 def _holds(value: dict[str, Any], name: str) -> bool:
     # A stack of our own: a client chooses the depth.
     stack: list[Any] = [value]
@@ -68,7 +82,9 @@ class FieldGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Checks POST bodies and passes everything else through."""
-        if scope["type"] != "http" or scope["method"] != "POST":
+        path = scope["path"].removeprefix(scope.get("root_path", "")) if "path" in scope else ""
+        # The memory API has no such fields, and limits of its own for bodies.
+        if scope["type"] != "http" or scope["method"] != "POST" or path.startswith(USERS):
             await self._app(scope, receive, send)
             return
         messages: list[MutableMapping[str, Any]] = []
@@ -89,6 +105,14 @@ class FieldGuard:
             )
             await response(scope, receive, send)
             return
+
+        salt = scope.get("state", {}).get("salt")
+        if salt is not None and path in SALTED and messages[-1]["type"] == "http.request":
+            body = salted(body, salt)
+            headers = [h for h in scope["headers"] if h[0].lower() != b"content-length"]
+            headers.append((b"content-length", str(len(body)).encode()))
+            scope = {**scope, "headers": headers}
+            messages = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def replay() -> MutableMapping[str, Any]:
             return messages.pop(0) if messages else await receive()

@@ -27,6 +27,17 @@ STAGING_SECONDS = Histogram(
     "Reading one request's missing segments from the store into the DRAM arena.",
     buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30),
 )
+MEMORY_API_REQUESTS = Counter(
+    "inferscale_memory_api_requests_total",
+    "Requests to the memory API, by operation and HTTP status.",
+    ["operation", "code"],
+)
+MEMORY_API_SECONDS = Histogram(
+    "inferscale_memory_api_seconds",
+    "Time of one request to the memory API, embedding and writing included.",
+    ["operation"],
+    buckets=(0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
+)
 ARENA_USED_BYTES = Gauge("inferscale_dram_arena_used_bytes", "Bytes of resident segments.")
 ARENA_PINNED_BYTES = Gauge("inferscale_dram_arena_pinned_bytes", "Bytes that requests hold.")
 ARENA_BUDGET_BYTES = Gauge("inferscale_dram_arena_budget_bytes", "Size of the DRAM arena.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, field_validator
 
 Mode = Literal["injected", "text"]
 
@@ -29,6 +29,8 @@ class MemoryOptions(BaseModel):
     """Order of the facts in the prompt."""
     session: StrictStr | None = Field(None, min_length=1, max_length=128)
     """Name of the chat, unique within the user: its facts stay where they are from turn to turn."""
+    explain: StrictBool = False
+    """``usage.memory`` names the facts that were used."""
 
     @field_validator("user")
     @classmethod
@@ -54,6 +56,8 @@ class MemoryUsage:
         store: Name of the store that the memory came from, or None when no store has the user.
         session: ``started``, ``continued`` or ``restarted``; None when no session is kept.
         new_facts: Facts that this turn added to its session.
+        fact_ids: Ids of the facts in the prompt, in its order.
+        explain: The answer names them.
     """
 
     mode: Literal["injected", "text", "none"]
@@ -66,7 +70,12 @@ class MemoryUsage:
     store: str | None = None
     session: Literal["started", "continued", "restarted"] | None = None
     new_facts: int = 0
+    fact_ids: tuple[str, ...] = ()
+    explain: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """JSON form."""
-        return asdict(self)
+        fields = asdict(self)
+        if not fields.pop("explain"):
+            del fields["fact_ids"]
+        return fields

@@ -20,13 +20,20 @@ from inferscale_runtime.encode.model import kv_dimensions, resolve_model
 from inferscale_runtime.errors import ConfigError
 from inferscale_runtime.fingerprint import model_digest
 from inferscale_runtime.server import metrics
+from inferscale_runtime.server.auth.gate import Gate
+from inferscale_runtime.server.auth.middleware import AuthMiddleware
+from inferscale_runtime.server.auth.principal import Principal
 from inferscale_runtime.server.chat import attach_chat
 from inferscale_runtime.server.guard import FieldGuard
 from inferscale_runtime.server.identity import Identity, embedder_name, find_identity
+from inferscale_runtime.server.memory_api.answers import AnswerLog
+from inferscale_runtime.server.memory_api.idempotency import Idempotency
+from inferscale_runtime.server.memory_api.operations import MemoryOperations
+from inferscale_runtime.server.memory_api.routes import attach_memory_api
 from inferscale_runtime.server.page.routes import attach_page
 from inferscale_runtime.server.readiness import Readiness
 from inferscale_runtime.server.service import MemoryService
-from inferscale_runtime.server.status import StatusPage
+from inferscale_runtime.server.status import StatusPage, public_part
 from inferscale_runtime.server.stores import Embedders, ServedStore
 from inferscale_runtime.store.store import Store
 from inferscale_runtime.tiers.arena import Arena
@@ -51,12 +58,16 @@ class MemoryEndpointPlugin:
         """Replaces the chat route, guards the others, adds the status route and the web page."""
         attach_chat(app)
         attach_page(app)
+        attach_memory_api(app)
         app.add_middleware(FieldGuard)
+        app.add_middleware(AuthMiddleware)  # before the guard: what is added last stands first
 
         @app.get("/inferscale/v1/status")
         async def status(raw_request: Request) -> dict[str, Any]:
             page: StatusPage = raw_request.app.state.inferscale_status
-            return {**await page.body(), **raw_request.app.state.inferscale_tiers.status()}
+            body = {**await page.body(), **raw_request.app.state.inferscale_tiers.status()}
+            caller: Principal | None = raw_request.state.principal
+            return body if caller and "admin" in caller.permissions else public_part(body)
 
         @app.get("/inferscale/v1/ready")
         async def ready(raw_request: Request) -> JSONResponse:
@@ -86,6 +97,10 @@ class MemoryEndpointPlugin:
         atexit.register(shutil.rmtree, config.run_dir, ignore_errors=True)
         readiness = Readiness(service, engine_client, config.tiers)
         state.inferscale_memory = service
+        state.inferscale_operations = MemoryOperations(service, config.quota)
+        state.inferscale_idempotency = Idempotency()
+        state.inferscale_answers = AnswerLog()
+        state.inferscale_gate = await asyncio.to_thread(Gate, config.auth, service.secret)
         state.inferscale_readiness = readiness
         state.inferscale_tiers = start_tiers(
             service.arena, config.tiers.plan_file, Path(config.run_dir)

@@ -91,7 +91,7 @@ class MemoryService:
         refresh: Callable[[], None],
     ) -> None:
         self._config = config
-        self._secret = secret
+        self.secret = secret
         self._mismatched: set[tuple[str, str]] = set()
         self.arena = arena
         self.stores = stores
@@ -282,6 +282,10 @@ class MemoryService:
                     reason = "evicted"
                     plan = lay_out(inject=False)
         sealed = self._seal(opened, ask, view, plan, lease, tier if lease else None, reason)
+        noted = [n for found in layout.notes.values() for n in found] if layout else []
+        used = tuple(facts[n].id for n in (*plan.order, *noted))
+        usage = replace(sealed.usage, fact_ids=used, explain=options.explain)
+        sealed = replace(sealed, usage=usage)
         if options.session is None:
             return sealed
         usage = self._sessions.keep(opened, view, options, layout, plan, sealed.usage)
@@ -320,14 +324,16 @@ class MemoryService:
         if ask.nonce:
             mode = f"{mode} {ask.nonce}"
         epoch = view.memory.epoch if view else 0
-        return cache_salt(self._secret, tenant, ask.options.user, fingerprint, keys, mode, epoch)
+        return cache_salt(self.secret, tenant, ask.options.user, fingerprint, keys, mode, epoch)
 
     def _plain(
         self, opened: OpenStore | None, ask: _Ask, view: UserView | None, reason: str | None
     ) -> Prepared:
         version = view.memory.version if view else 0
         name = opened.entry.name if opened and version else None
-        usage = MemoryUsage("none", store_version=version, reason=reason, store=name)
+        usage = MemoryUsage(
+            "none", store_version=version, reason=reason, store=name, explain=ask.options.explain
+        )
         return Prepared(None, self._salt(opened, ask, view, (), "none"), {}, None, usage)
 
     def _seal(
@@ -355,7 +361,7 @@ class MemoryService:
             return Prepared(plan.token_ids, salt, {}, None, usage)
         salt = self._salt(opened, ask, view, plan.keys, "injected")
         claim = Claim(plan.num_claimed, lease.runs, lease.slot, lease.generation)
-        params = {PARAMS_KEY: seal_claim(self._secret, claim, salt, plan.token_ids)}
+        params = {PARAMS_KEY: seal_claim(self.secret, claim, salt, plan.token_ids)}
         return Prepared(plan.token_ids, salt, params, lease, usage)
 
     def _observe(self, prepared: Prepared, started: float) -> None:

@@ -85,6 +85,16 @@ class StatusPage:
         self._counting = None
 
 
+def public_part(body: dict[str, Any]) -> dict[str, Any]:
+    """What a caller without credentials sees: no more than the metrics, which are open too.
+
+    The operator plans with it, and has no credentials.
+    """
+    hidden = ("users", "facts", "embedder", "embedder_problem")
+    stores = [{k: v for k, v in store.items() if k not in hidden} for store in body["stores"]]
+    return {**body, "stores": stores}
+
+
 def _users_and_facts(served: ServedStore) -> tuple[int, int] | None:
     if served.current is None:
         return None

@@ -170,6 +170,12 @@ class Arena:
         with self._lock:
             return {key for key in keys if key in self._entries}
 
+    def size_of(self, keys: Sequence[str]) -> int:
+        """Bytes of those that are resident."""
+        with self._lock:
+            found = [self._entries[key] for key in {*keys} if key in self._entries]
+            return sum(entry.rows for entry in found) * self.row_bytes
+
     def look_up(self, keys: Sequence[str], *, store: str = "") -> set[str]:
         """As ``resident`` for one request that is going to use them.
 

@@ -148,6 +148,28 @@ RULE_CASES = (
     ),
     _bad(model(autoscaling=_KEDA), "spec.autoscaling", "provider keda needs prometheusAddress"),
     _bad(model(auth={"secretRef": {"name": "a"}}), "spec.auth", "secretRef is for mode apiKey"),
+    _bad(
+        model(auth={"keysSecretRef": {"name": "a", "key": "b"}}),
+        "spec.auth",
+        "keysSecretRef is for mode apiKey",
+    ),
+    _bad(
+        model(
+            auth={
+                "mode": "apiKey",
+                "secretRef": {"name": "a"},
+                "keysSecretRef": {"name": "a", "key": "b"},
+            }
+        ),
+        "spec.auth",
+        "not both",
+    ),
+    _bad(model(auth={"mode": "jwt"}), "spec.auth", "jwt belongs to mode jwt"),
+    _bad(
+        model(auth={"mode": "jwt", "jwt": {"issuer": "i", "audience": ["a"]}}),
+        "spec.auth.jwt",
+        "set jwksUri or jwksSecretRef",
+    ),
 )
 """At least one manifest for each rule that does not compare with an old object."""
 

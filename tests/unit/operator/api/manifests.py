@@ -171,9 +171,37 @@ FULL = (
             "target": {"requests": 4},
             "prometheusAddress": "http://prometheus:9090",
         },
-        auth={"mode": "apiKey", "secretRef": {"name": "key"}},
+        auth={
+            "mode": "apiKey",
+            "secretRef": {"name": "key"},
+            "limits": {"keyRequestsPerMinute": 600, "userRequestsPerMinute": 60, "burst": 5},
+            "audit": "Log",
+        },
         disruption={"maxUnavailable": 2},
         network={"enabled": True, "namespaces": ["web"]},
+    ),
+    model("keys", auth={"mode": "apiKey", "keysSecretRef": KEY}),
+    model(
+        "jwt",
+        auth={
+            "mode": "jwt",
+            "jwt": {
+                "jwksUri": "https://issuer.example/keys",
+                "issuer": "https://issuer.example",
+                "audience": ["inferscale"],
+                "algorithms": ["EdDSA"],
+                "userClaim": "uid",
+                "scopeClaim": "scope",
+                "leewaySeconds": 5,
+            },
+        },
+    ),
+    model(
+        "jwks",
+        auth={
+            "mode": "jwt",
+            "jwt": {"jwksSecretRef": KEY, "issuer": "https://i", "audience": ["a"]},
+        },
     ),
 )
 """Good manifests that together have every field of both kinds."""

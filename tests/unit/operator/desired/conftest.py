@@ -56,9 +56,7 @@ def _personalized_model(case: dict[str, Any], defaults: Defaults) -> list[Manife
     return [
         *build_server_base(owner, spec, defaults, case.get("optionalKinds", [])),
         *([build_api_key_secret(owner, case["apiKey"])] if secret else []),
-        *build_generation(
-            owner, spec, stores, defaults, generation, secret, case.get("revisionMark", "")
-        ),
+        *build_generation(owner, spec, stores, defaults, generation, secret),
         build_service(owner, generation),
         *([budget] if budget else []),
     ]

@@ -59,7 +59,7 @@ def _job(**fields: Any) -> dict[str, Any]:
 def _generation(spec: PersonalizedModelSpec, *views: StoreView, **options: Any) -> list[Any]:
     stores = views or (_view(),)
     generation = server_generation(spec, stores)
-    options = {"api_key_secret": None, "revision_mark": None} | options
+    options = {"api_key_secret": None} | options
     owner = _owner("PersonalizedModel")
     return build_generation(owner, spec, stores, DEFAULTS, generation, **options)
 
@@ -245,14 +245,6 @@ def test_generations_share_no_config_map() -> None:
     assert _generation(_model(model={"id": "n"}))[0]["metadata"]["name"] != one
 
 
-def test_a_revision_mark_changes_the_pods_only() -> None:
-    plain, marked = _generation(_model())[1], _generation(_model(), revision_mark="7")[1]
-    assert "annotations" not in plain["spec"]["template"]["metadata"]
-    annotations = marked["spec"]["template"]["metadata"]["annotations"]
-    assert annotations == {"inferscale.dev/revision": "7"}
-    assert marked["metadata"]["name"] == plain["metadata"]["name"]
-
-
 def test_replicas_are_the_specs_with_an_autoscaler_too() -> None:
     spec = _model(serving={"replicas": 3}, autoscaling={"provider": "hpa", "maxReplicas": 2})
     assert _generation(spec)[1]["spec"]["replicas"] == 3
@@ -277,12 +269,67 @@ def test_a_starting_server_has_its_time(seconds: int, failures: int) -> None:
     assert deployment["spec"]["progressDeadlineSeconds"] > seconds
 
 
-def test_the_api_key_comes_from_its_secret() -> None:
-    env = _pod(_generation(_model(), api_key_secret="k")[1])["containers"][0]["env"]
-    variables = {item["name"]: item for item in env}
-    assert variables["VLLM_API_KEY"]["valueFrom"]["secretKeyRef"] == {"name": "k", "key": "api-key"}
-    env = _pod(_generation(_model())[1])["containers"][0]["env"]
-    assert "VLLM_API_KEY" not in {item["name"] for item in env}
+JWT = {"issuer": "https://i", "audience": ["a"], "jwksUri": "https://i/keys"}
+
+
+@pytest.mark.parametrize(
+    ("auth", "secret", "volume", "path"),
+    [
+        ({"mode": "apiKey"}, "made", ("made", "api-key"), "keys_file"),
+        (
+            {"mode": "apiKey", "keysSecretRef": {"name": "s", "key": "k.json"}},
+            None,
+            ("s", "k.json"),
+            "keys_file",
+        ),
+        (
+            {
+                "mode": "jwt",
+                "jwt": {
+                    "issuer": "https://i",
+                    "audience": ["a"],
+                    "jwksSecretRef": {"name": "j", "key": "set"},
+                },
+            },
+            None,
+            ("j", "set"),
+            "jwks_file",
+        ),
+    ],
+)
+def test_credentials_are_files_where_the_settings_say(
+    auth: dict[str, Any], secret: str | None, volume: tuple[str, str], path: str
+) -> None:
+    config, deployment = _generation(_model(auth=auth), api_key_secret=secret)
+    settings = json.loads(config["data"]["config.json"])["auth"]
+    assert settings["mode"] == auth["mode"]
+    file = (settings.get("jwt") or settings)[path]
+    folder, _, name = file.rpartition("/")
+    pod = _pod(deployment)
+    [mount] = [m for m in pod["containers"][0]["volumeMounts"] if m["mountPath"] == folder]
+    assert mount["readOnly"]
+    [source] = [v["secret"] for v in pod["volumes"] if v["name"] == mount["name"]]
+    assert (source["secretName"], source["items"]) == (
+        volume[0],
+        [{"key": volume[1], "path": name}],
+    )
+
+
+def test_auth_settings_stand_in_the_config_only_when_given() -> None:
+    def settings(**auth: Any) -> Any:
+        return json.loads(_generation(_model(auth=auth))[0]["data"]["config.json"]).get("auth")
+
+    assert settings() is None
+    assert settings(limits={"userRequestsPerMinute": 60}, audit="Log") == {
+        "limits": {"burst": 20, "user_requests_per_minute": 60},
+        "audit": "log",
+    }
+    jwt = settings(mode="jwt", jwt={**JWT, "leewaySeconds": 5, "scopeClaim": "scp"})["jwt"]
+    assert jwt["jwks_uri"] == "https://i/keys"
+    assert (jwt["leeway_seconds"], jwt["scope_claim"], jwt["user_claim"]) == (5, "scp", "sub")
+
+
+def test_the_made_secret_holds_the_key() -> None:
     secret = build_api_key_secret(_owner("PersonalizedModel"), "geheim")
     assert secret["data"] == {"api-key": "Z2VoZWlt"}
 

@@ -1,0 +1,1 @@
+"""The memory API: reading, writing, searching and erasing users' facts over HTTP (API process)."""
