@@ -191,6 +191,10 @@ class MemoryService:
         if prepared.lease is not None:
             self.arena.end(prepared.lease, submitted=submitted)
 
+    def forget_sessions(self, store: str, user: str) -> None:
+        """Forgets what the chats of a user have in their prompts."""
+        self._sessions.sessions.forget((store, user))
+
     async def _retrieve(self, opened: OpenStore, view: UserView, ask: _Ask) -> list[int]:
         """Indexes of the user's facts for this question, best first."""
         retrieval = self._config.retrieval

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferscale_runtime.config import SessionConfig
@@ -109,6 +109,7 @@ def test_a_session_with_too_many_facts_begins_anew() -> None:
     assert turn(session, 2, [3, 4], max_facts=4) is None
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 9), unique=True, max_size=6), min_size=1, max_size=8))
 def test_no_turn_moves_what_stands(rounds: list[list[int]]) -> None:
     session = start_session(7, FACTS, rounds[0], len(rounds[0]))

@@ -134,6 +134,7 @@ class MemoryOperations:
             keys = _keys(opened, view)
             held = self._service.arena.size_of(keys)
             self._service.arena.discard(keys)
+            self._service.forget_sessions(opened.entry.name, user)
         return receipt, held
 
     async def embed(self, opened: OpenStore, view: UserView, text: str) -> npt.NDArray[np.float32]:
