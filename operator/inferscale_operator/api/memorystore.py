@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from inferscale_operator.api.base import (
-    NO_PARENT_FOLDER,
     ConditionList,
     Model,
     ObjectName,
@@ -19,6 +18,14 @@ from inferscale_operator.api.base import (
     at_least,
 )
 from inferscale_operator.api.rules import Resource, Rule, Struct, same_optional
+from inferscale_operator.api.sources import (
+    ConfigMapSource,
+    HttpSource,
+    LettaSource,
+    Mem0Source,
+    PvcSource,
+    ZepSource,
+)
 from inferscale_operator.api.tiers import Placement
 from inferscale_runtime.config import DEFAULT_FOOTER, DEFAULT_HEADING
 
@@ -58,35 +65,6 @@ class Encoding(Struct):
     """API key of an ``openai:`` embedder."""
 
 
-class ConfigMapSource(Struct):
-    """Facts in a ConfigMap: for samples and small memories. A change is encoded within a minute."""
-
-    name: ObjectName
-    """Name of the ConfigMap."""
-    key: str | None = Field(None, min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")
-    """Key with the JSON Lines. Absent: every key that ends in ``.jsonl``, in order of name."""
-
-
-class PvcSource(Struct):
-    """Facts in a file or folder of an existing claim."""
-
-    claim_name: ObjectName
-    """PersistentVolumeClaim; mounted read-only."""
-    path: Annotated[str, NO_PARENT_FOLDER] = Field(
-        "", max_length=1024, pattern=r"^([^/.\s][^\s]*)?$"
-    )
-    """File, or folder of ``*.jsonl`` files, inside the claim; the claim's root when empty."""
-
-
-class HttpSource(Struct):
-    """Facts behind an HTTP(S) address."""
-
-    url: str = Field(max_length=2048, pattern=r"^https?://[^\s@]+$")
-    """Address of one JSON Lines document. Credentials go into the Secret, not here."""
-    authorization_secret_ref: SecretKeyRef | None = None
-    """Value of the ``Authorization`` header."""
-
-
 class S3Location(Struct):
     """An object or prefix in S3-compatible storage."""
 
@@ -105,21 +83,31 @@ class S3Location(Struct):
         return self.endpoint_url, self.region, self.credentials_secret_ref
 
 
+_KINDS = {
+    "configMap": "config_map",
+    "pvc": "pvc",
+    "http": "http",
+    "s3": "s3",
+    "mem0": "mem0",
+    "zep": "zep",
+    "letta": "letta",
+}
+"""Kinds of sources, by their names in a manifest and in Python."""
+
+
 class Source(Struct):
     """Where the facts come from; exactly one kind."""
 
     rules = (
         Rule(
-            cel=(
-                "[has(self.configMap), has(self.pvc), has(self.http), has(self.s3)]"
-                ".filter(x, x).size() == 1"
-            ),
-            message="set exactly one of configMap, pvc, http and s3",
-            holds=lambda self: [self.config_map, self.pvc, self.http, self.s3].count(None) == 3,
+            cel=f"[{', '.join(f'has(self.{kind})' for kind in _KINDS)}].filter(x, x).size() == 1",
+            message=f"set exactly one of {', '.join(_KINDS)}",
+            holds=lambda self: sum(getattr(self, kind) is not None for kind in _KINDS.values())
+            == 1,
         ),
         Rule(
             cel="!has(self.refresh) || !has(self.configMap)",
-            message="refresh is for pvc, http and s3; a ConfigMap is watched",
+            message="a ConfigMap is watched and needs no refresh; remove it",
             holds=lambda self: self.refresh is None or self.config_map is None,
         ),
     )
@@ -132,6 +120,12 @@ class Source(Struct):
     """An HTTP(S) address."""
     s3: S3Location | None = None
     """An object in S3-compatible storage."""
+    mem0: Mem0Source | None = None
+    """The memory tool Mem0."""
+    zep: ZepSource | None = None
+    """The memory tool Zep."""
+    letta: LettaSource | None = None
+    """The memory tool Letta."""
     refresh: str | None = Field(None, min_length=9, max_length=64, pattern=CRON_PATTERN)
     """Cron schedule (five fields, UTC) on which the source is read again."""
 

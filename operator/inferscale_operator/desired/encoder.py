@@ -12,6 +12,7 @@ from inferscale_operator.desired.network import build_encoder_policy
 from inferscale_operator.desired.quantities import encoder_resources, small_resources
 from inferscale_operator.desired.runtime_config import FILE, config_text, encode_config
 from inferscale_operator.desired.stores import on_one_node, store_claim, store_url
+from inferscale_operator.desired.tool_source import token_ref, tool_arguments
 from inferscale_runtime.budget import parse_quantity
 
 COMPONENT = "encoder"
@@ -160,7 +161,7 @@ def _encode_arguments(name: str, spec: MemoryStoreSpec) -> list[str]:
     if spec.model.max_model_len is not None:
         arguments += ["--max-model-len", str(spec.model.max_model_len)]
     arguments += ["--store", pod.literal(store_url(name, spec, paths.STORE))]
-    arguments += ["--input", pod.literal(_input(spec.source))]
+    arguments += tool_arguments(spec.source) or ["--input", pod.literal(_input(spec.source))]
     if spec.source.http is not None and spec.source.http.authorization_secret_ref is not None:
         arguments += ["--input-authorization-file", paths.AUTHORIZATION_FILE]
     arguments += ["--shard", f"$({paths.INDEX_VARIABLE})/{spec.job.parallelism}"]
@@ -207,6 +208,9 @@ def _encode_mounts(owner: naming.Owner, spec: MemoryStoreSpec, config: str) -> p
     ref = source.http.authorization_secret_ref if source.http is not None else None
     if ref is not None:
         mounts.add_key("source-authorization", paths.AUTHORIZATION_FILE, ref)
+    token = token_ref(source)
+    if token is not None:
+        mounts.add_key("source-token", paths.SOURCE_TOKEN_FILE, token)
     if spec.encoding.embedder_api_key_secret_ref is not None:
         mounts.add_key(
             "embedder-key", paths.EMBEDDER_KEY_FILE, spec.encoding.embedder_api_key_secret_ref

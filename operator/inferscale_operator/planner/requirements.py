@@ -45,6 +45,9 @@ def source_requirements(spec: MemoryStoreSpec) -> list[Requirement]:
     if source.http is not None:
         path = "spec.source.http.authorizationSecretRef"
         found.extend(_secret(path, source.http.authorization_secret_ref))
+    for name, tool in (("mem0", source.mem0), ("zep", source.zep), ("letta", source.letta)):
+        if tool is not None:
+            found.extend(_secret(f"spec.source.{name}.tokenSecretRef", tool.token_secret_ref))
     found.extend(_s3("spec.source.s3", source.s3))
     return found
 

@@ -46,8 +46,9 @@ def merge_memory(
     facts: tuple[Fact, ...],
     turns: tuple[Turn, ...],
     embedder: str,
+    origins: frozenset[str] = frozenset({""}),
 ) -> tuple[UserMemory, list[int]]:
-    """Replaces the facts and turns of one origin and drops what depended on those that are gone.
+    """Replaces the facts and turns of some origins and drops what depended on those that are gone.
 
     Facts and turns of other origins stay, also under the same id. What was deleted by somebody
     else, or is hidden by another origin's fact of the same id, does not come back; a tombstone is
@@ -56,9 +57,10 @@ def merge_memory(
     Args:
         user: User id.
         old: What the store holds, or None.
-        facts: All facts of the source now, of origin ``""``.
-        turns: All turns of the source now, of origin ``""``.
+        facts: All facts of the source now, each of one of the origins.
+        turns: All turns of the source now, each of one of the origins.
         embedder: Name of the embedder; another one than before makes all embeddings new.
+        origins: What is replaced: ``""`` for an encode input, else the name of a tool.
 
     Returns:
         The memory to commit, and which rows of its embeddings are still to be computed (zero now).
@@ -66,7 +68,7 @@ def merge_memory(
     if old is None:
         empty = np.zeros((len(facts), 0), np.float32)
         return UserMemory(user, 0, facts, turns, embedder, empty), list(range(len(facts)))
-    merged = _merge_origin(old, facts, turns)
+    merged = _merge_origins(old, facts, turns, origins)
     facts, turns = merged.facts, merged.turns
     gone = gone_facts(old.facts, facts)
     without = gone_turns(old.turns, turns)
@@ -88,22 +90,23 @@ def merge_memory(
     return merged, todo
 
 
-def _merge_origin(old: UserMemory, facts: tuple[Fact, ...], turns: tuple[Turn, ...]) -> UserMemory:
-    """Facts, turns and tombstones after an encode input has brought all it has."""
-    origin = ""
-    other_turns = {turn.id: turn for turn in old.turns if turn.origin != origin}
-    other_facts = {fact.id: fact for fact in old.facts if fact.origin != origin}
-    stones = {stone for stone in old.tombstones if stone.origin != origin}
+def _merge_origins(
+    old: UserMemory, facts: tuple[Fact, ...], turns: tuple[Turn, ...], origins: frozenset[str]
+) -> UserMemory:
+    """Facts, turns and tombstones after a source has brought all it has."""
+    other_turns = {turn.id: turn for turn in old.turns if turn.origin not in origins}
+    other_facts = {fact.id: fact for fact in old.facts if fact.origin not in origins}
+    stones = {stone for stone in old.tombstones if stone.origin not in origins}
     new_turns: dict[str, Turn] = {}
     for turn in turns:
-        stone = tombstone("turn", origin, old.user, turn.id)
+        stone = tombstone("turn", turn.origin, old.user, turn.id)
         if stone in old.tombstones or turn.id in other_turns:
             stones.add(stone)
         else:
             new_turns[turn.id] = turn
     new_facts: dict[str, Fact] = {}
     for fact in facts:
-        stone = tombstone("fact", origin, old.user, fact.id)
+        stone = tombstone("fact", fact.origin, old.user, fact.id)
         if stone in old.tombstones or fact.id in other_facts:
             stones.add(stone)
         else:

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inferscale_runtime.config import RuntimeConfig, load_config
+from inferscale_runtime.encode.import_cli import run_locomo
 from inferscale_runtime.encode.status import EncodeStatus, StatusServer
 from inferscale_runtime.encode.stop import StopSignal, Terminated
 from inferscale_runtime.errors import ConfigError, InferScaleError
 
 if TYPE_CHECKING:
+    from inferscale_runtime.encode.input import UserInput
     from inferscale_runtime.encode.job import EncodeReport
 
 
@@ -92,7 +94,7 @@ def register(subparsers: Any) -> None:
     )
     encode.add_argument(
         "--input",
-        required=True,
+        default=[],
         action="append",
         help="JSONL of turns and facts, may be .gz: file, folder of *.jsonl, http(s):// or fsspec "
         "URL, - for stdin; may be repeated",
@@ -102,6 +104,7 @@ def register(subparsers: Any) -> None:
         metavar="FILE",
         help="holds the HTTP Authorization header for http(s):// inputs",
     )
+    _add_source(encode)
     encode.add_argument(
         "--model", required=True, help="model folder, hub id or builtin:smollm2-135m"
     )
@@ -124,9 +127,34 @@ def register(subparsers: Any) -> None:
     )
     encode.add_argument("--status-host", default="0.0.0.0", help="address of --status-port")
     encode.set_defaults(func=run_encode)
-    locomo = subparsers.add_parser("locomo", help="convert LoCoMo data to input lines on stdout")
+    locomo = subparsers.add_parser("locomo", help="the same as 'import locomo'")
     locomo.add_argument("file", help="locomo10.json")
     locomo.set_defaults(func=run_locomo)
+
+
+def _add_source(encode: argparse.ArgumentParser) -> None:
+    encode.add_argument(
+        "--source",
+        metavar="TOOL[:PLACE]",
+        help="read a tool: mem0, zep or letta, and its URL; see docs/sources.md",
+    )
+    encode.add_argument(
+        "--source-option",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="option of --source; may be repeated",
+    )
+    encode.add_argument(
+        "--source-token-file",
+        metavar="FILE",
+        help="holds the tool's API key; without it, $MEM0_API_KEY and so on does",
+    )
+    encode.add_argument(
+        "--allow-empty-source",
+        action="store_true",
+        help="a tool without users deletes all that came from it",
+    )
 
 
 class EncodeFault(InferScaleError):
@@ -191,16 +219,10 @@ def _encode(
     status: EncodeStatus,
     stop: StopSignal,
 ) -> EncodeReport:
-    from inferscale_runtime.encode.input import read_inputs
     from inferscale_runtime.encode.limits import drop_expired
-    from inferscale_runtime.encode.sources import shown
 
     status.enter("reading_input")
-    users = read_inputs(
-        arguments.input,
-        authorization_file=arguments.input_authorization_file,
-        max_bytes=config.encoding.max_input_bytes,
-    )
+    users, source = _read(arguments, config, shard)
     retained = drop_expired(users, config.retention.max_age_days, datetime.now(UTC))
     template = Path(arguments.chat_template).read_text() if arguments.chat_template else None
     status.enter("loading")
@@ -222,7 +244,7 @@ def _encode(
     )
     job = EncodeJob(config, options, status, stop)
     job.report.expired = retained.expired
-    job.run(retained.users, ", ".join(map(shown, arguments.input)), shard)
+    job.run(retained.users, source, shard)
     if retained.expired:
         print(
             f"{retained.expired} facts are older than retention.max_age_days and were left out, "
@@ -231,10 +253,31 @@ def _encode(
     return job.report
 
 
-def run_locomo(arguments: argparse.Namespace) -> int:
-    """Writes converted lines to stdout."""
-    from inferscale_runtime.encode.locomo import convert
+def _read(
+    arguments: argparse.Namespace, config: RuntimeConfig, shard: tuple[int, int]
+) -> tuple[dict[str, UserInput], str]:
+    """Reads the input or the tool; with the name for messages."""
+    from inferscale_runtime.encode.input import read_inputs
+    from inferscale_runtime.encode.shards import in_shard
+    from inferscale_runtime.encode.sources import shown
 
-    for line in convert(arguments.file):
-        sys.stdout.write(json.dumps(line, ensure_ascii=False) + "\n")
-    return 0
+    max_bytes = config.encoding.max_input_bytes
+    if bool(arguments.input) == bool(arguments.source):
+        raise ConfigError("give either --input or --source TOOL[:PLACE]")
+    if not arguments.source:
+        users = read_inputs(
+            arguments.input,
+            authorization_file=arguments.input_authorization_file,
+            max_bytes=max_bytes,
+        )
+        return users, ", ".join(map(shown, arguments.input))
+    from inferscale_runtime.encode.tool_source import ToolSource, read_tool
+
+    source = ToolSource(
+        arguments.source,
+        arguments.source_option,
+        arguments.source_token_file,
+        arguments.allow_empty_source,
+    )
+    users = read_tool(source, config.store, lambda user: in_shard(user, *shard), max_bytes)
+    return users, arguments.source.partition(":")[0]

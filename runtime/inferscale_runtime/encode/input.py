@@ -24,6 +24,7 @@ from inferscale_runtime.encode.sources import (
     shown,
 )
 from inferscale_runtime.errors import ConfigError, InputError
+from inferscale_runtime.store.fact_changes import API
 from inferscale_runtime.store.records import Fact, Turn
 
 MAX_FACT_CHARS = 8192
@@ -39,35 +40,45 @@ class UserInput:
         user: The user id.
         facts: In the order in which they were learnt (file order).
         turns: In conversation order (file order).
+        origins: Whose memory of the user this is, whole; what others brought stays as it is.
     """
 
     user: str
     facts: tuple[Fact, ...]
     turns: tuple[Turn, ...]
+    origins: frozenset[str] = frozenset({""})
 
 
 class _Line(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     user: str
+    origin: Annotated[str, Field(pattern=r"^([a-z0-9][-a-z0-9]{0,31})?$")] = ""
+
+
+class _UserLine(_Line):
+    kind: Literal["user"]
+
+
+class _TextLine(_Line):
     id: Annotated[str, Field(min_length=1)]
     text: str
     time: str | None = None
 
 
-class _TurnLine(_Line):
+class _TurnLine(_TextLine):
     kind: Literal["turn"]
     speaker: str
 
 
-class _FactLine(_Line):
+class _FactLine(_TextLine):
     kind: Literal["fact"]
     turn: str | None = None
 
 
-_LINE: TypeAdapter[_TurnLine | _FactLine] = TypeAdapter(
-    Annotated[_TurnLine | _FactLine, Field(discriminator="kind")]
-)
+_AnyLine = _UserLine | _TurnLine | _FactLine
+_LINE: TypeAdapter[_AnyLine] = TypeAdapter(Annotated[_AnyLine, Field(discriminator="kind")])
+_KINDS = 'Write "kind": "fact", "turn" or "user"'
 
 # What to do about each kind of schema error; pydantic's own messages may quote the value.
 _FIXES = {
@@ -75,8 +86,9 @@ _FIXES = {
     "extra_forbidden": ("is not a field of this kind of line", "Remove it or correct its name"),
     "string_type": ("is not a string", "Write it as a JSON string"),
     "string_too_short": ("is empty", "Give it a value"),
-    "union_tag_not_found": ("is missing", 'Write "kind": "fact" or "kind": "turn"'),
-    "union_tag_invalid": ("is unknown", 'Write "kind": "fact" or "kind": "turn"'),
+    "union_tag_not_found": ("is missing", _KINDS),
+    "union_tag_invalid": ("is unknown", _KINDS),
+    "string_pattern_mismatch": ("has other signs than a-z, 0-9 and -", "Write a tool's name"),
 }
 
 
@@ -88,6 +100,7 @@ class _Builder:
     turns: dict[str, Turn] = field(default_factory=dict)
     # Source and line of each fact.
     places: dict[str, tuple[str, int]] = field(default_factory=dict)
+    origins: set[str] = field(default_factory=set)
 
 
 class InputParser:
@@ -113,10 +126,12 @@ class InputParser:
                 continue
             parsed = _parse(raw, source, number)
             _check_user(parsed.user, source, number)
+            _check_origin(parsed.origin, source, number)
             builder = self._users.setdefault(parsed.user, _Builder())
+            builder.origins.add(parsed.origin)
             if isinstance(parsed, _TurnLine):
                 _add_turn(builder, parsed, source, number)
-            else:
+            elif isinstance(parsed, _FactLine):
                 _add_fact(builder, parsed, source, number)
 
     def finish(self) -> dict[str, UserInput]:
@@ -134,7 +149,9 @@ class InputParser:
                     fix = "Add the turn's line for the same user, or remove the field"
                     raise InputError(source, line, "turn", problem, fix)
         return {
-            user: UserInput(user, tuple(b.facts.values()), tuple(b.turns.values()))
+            user: UserInput(
+                user, tuple(b.facts.values()), tuple(b.turns.values()), frozenset(b.origins)
+            )
             for user, b in self._users.items()
         }
 
@@ -185,7 +202,7 @@ def parse_lines(lines: Iterable[bytes], source: str) -> dict[str, UserInput]:
     return parser.finish()
 
 
-def _parse(raw: bytes, source: str, number: int) -> _TurnLine | _FactLine:
+def _parse(raw: bytes, source: str, number: int) -> _AnyLine:
     try:
         value = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique_keys)
     except UnicodeDecodeError as error:
@@ -249,6 +266,12 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
+def _check_origin(origin: str, source: str, number: int) -> None:
+    if origin == API:
+        problem = "is 'api', which the memory API alone may write"
+        raise InputError(source, number, "origin", problem, "Leave the field out")
+
+
 def _check_user(user: str, source: str, number: int) -> None:
     if not user.strip():
         raise InputError(source, number, "user", "is empty", "Give the user's id")
@@ -260,7 +283,7 @@ def _check_user(user: str, source: str, number: int) -> None:
 
 
 def _add_turn(builder: _Builder, line: _TurnLine, source: str, number: int) -> None:
-    turn = Turn(line.id, line.speaker, line.text, line.time)
+    turn = Turn(line.id, line.speaker, line.text, line.time, line.origin)
     if builder.turns.setdefault(turn.id, turn) != turn:
         problem = "repeats an earlier turn's id with other content"
         raise InputError(source, number, "id", problem, "Give each turn of a user its own id")
@@ -274,7 +297,7 @@ def _add_fact(builder: _Builder, line: _FactLine, source: str, number: int) -> N
     if len(text) > MAX_FACT_CHARS:
         problem = f"is longer than {MAX_FACT_CHARS} characters"
         raise InputError(source, number, "text", problem, "Split it into several facts")
-    fact = Fact(line.id, text, line.turn, line.time)
+    fact = Fact(line.id, text, line.turn, line.time, line.origin)
     if builder.facts.setdefault(fact.id, fact) != fact:
         problem = "repeats an earlier fact's id with other content"
         raise InputError(source, number, "id", problem, "Give each fact of a user its own id")

@@ -6,7 +6,6 @@ segments in batches; whatever was committed before a kill is not encoded again.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -27,6 +26,7 @@ from inferscale_runtime.encode.model import (
     resolve_model,
 )
 from inferscale_runtime.encode.policies import ContextPolicy, parse_policy
+from inferscale_runtime.encode.shards import in_shard
 from inferscale_runtime.encode.status import EncodeStatus, ProgressLines
 from inferscale_runtime.encode.stop import StopSignal
 from inferscale_runtime.errors import InputError
@@ -93,11 +93,6 @@ class EncodeReport:
     seconds: float = 0.0
     store_bytes: int = 0
     model: dict[str, int | str] = field(default_factory=dict)
-
-
-def in_shard(user: str, shard: int, num_shards: int) -> bool:
-    """Whether a user belongs to a shard: by hash, so that all shards agree without talking."""
-    return int.from_bytes(hashlib.sha256(user.encode()).digest()[:8], "big") % num_shards == shard
 
 
 def _engine_config(options: ModelOptions, folder: str) -> Any:
@@ -208,7 +203,9 @@ class EncodeJob:
     def _commit_facts(self, given: UserInput) -> UserMemory:
         old = self._store.read_user(given.user)
         name = self._config.encoding.embedder
-        memory, todo = merge_memory(given.user, old, given.facts, given.turns, name)
+        memory, todo = merge_memory(given.user, old, given.facts, given.turns, name, given.origins)
+        if old is None and not given.facts and not given.turns:
+            return memory  # a user without memory is no user of the store
         if old is not None:
             self.report.removed += len({f.id for f in old.facts} - {f.id for f in memory.facts})
         if todo:

@@ -126,5 +126,5 @@ def drop_expired(
                 continue
             undated += when is None
             facts.append(fact if fact.turn_id in ids else replace(fact, turn_id=None))
-        kept[user] = UserInput(user, tuple(facts), turns)
+        kept[user] = replace(given, facts=tuple(facts), turns=turns)
     return Retained(kept, expired, undated)

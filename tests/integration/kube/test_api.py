@@ -20,7 +20,7 @@ from inferscale_operator.api.personalizedmodel import PersonalizedModelSpec
 from inferscale_operator.api.rules import Struct
 
 CASES = [*bound_cases(), *RULE_CASES]
-EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from inferscale_runtime.config import PromptConfig
 from inferscale_runtime.encode.changes import EncodePlan, merge_memory, plan_encoding
 from inferscale_runtime.encode.policies import parse_policy
 from inferscale_runtime.prompt.template import Template
-from inferscale_runtime.store.records import Fact, Segment, Turn, UserMemory
+from inferscale_runtime.store.records import Fact, Segment, Turn, UserMemory, tombstone
 
 TEMPLATE = Template(
     lambda messages, arguments: "",
@@ -177,3 +177,21 @@ def test_keys_depend_on_context_and_fingerprint() -> None:
     changed = (replace(FACTS[0], text="zz"), *FACTS[1:])
     again = {p.key for p in plan(memory(changed), "facts:1")[0]}
     assert len(base & again) == 2, "only the changed fact and the one read after it"
+
+
+def test_a_tool_replaces_its_own_facts_and_leaves_the_others() -> None:
+    facts = (*FACTS, Fact("z1", "from zep", origin="zep"), Fact("z2", "also", origin="zep"))
+    old = memory(facts)
+    zep = frozenset({"zep"})
+    new, _ = merge_memory("ann", old, (facts[-1],), (), "mini", zep)
+    assert {fact.id for fact in new.facts} == {*(fact.id for fact in FACTS), "z2"}
+    assert new.turns == TURNS
+    # What a person deleted does not come back from the tool it came from.
+    stone = tombstone("fact", "zep", "ann", "z1")
+    forgotten = replace(memory((*FACTS, facts[-1])), tombstones=frozenset({stone}))
+    again, _ = merge_memory("ann", forgotten, facts[-2:], (), "mini", zep)
+    assert {fact.id for fact in again.facts} == {*(fact.id for fact in FACTS), "z2"}
+    assert again.tombstones == {stone}
+    gone, todo = merge_memory("ann", new, (), (), "mini", zep)
+    assert {fact.id for fact in gone.facts} == {fact.id for fact in FACTS}
+    assert todo == []

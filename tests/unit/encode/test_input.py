@@ -141,3 +141,15 @@ def test_demo_sample_is_valid_and_every_fact_has_a_source() -> None:
     assert all(f.turn_id for f in facts)
     assert all(18 <= len(f.text.split()) <= 26 for f in facts)
     assert len({f.text for f in facts}) == len(facts)
+
+
+def test_origins_are_those_of_the_lines() -> None:
+    both = lines(fact(origin="zep"), turn(), {"kind": "user", "user": "gone", "origin": "mem0"})
+    users = parse_lines(both, "x")
+    assert users["u"].origins == {"zep", ""}
+    assert (users["u"].facts[0].origin, users["u"].turns[0].origin) == ("zep", "")
+    assert users["gone"] == UserInput("gone", (), (), frozenset({"mem0"}))
+    for origin, words in (("api", "memory API"), ("A b", "other signs")):
+        with pytest.raises(InputError, match="field 'origin'") as caught:
+            parse_lines(lines(fact(origin=origin)), "x")
+        assert words in str(caught.value)

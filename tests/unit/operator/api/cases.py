@@ -55,17 +55,27 @@ RULE_CASES = (
     _bad(
         store(source={"configMap": DELETE}),
         "spec.source",
-        "set exactly one of configMap, pvc, http and s3",
+        "set exactly one of configMap, pvc, http, s3, mem0, zep, letta",
     ),
     _bad(
         store(source={"pvc": {"claimName": "a"}}),
         "spec.source",
-        "set exactly one of configMap, pvc, http and s3",
+        "set exactly one of configMap, pvc, http, s3, mem0, zep, letta",
     ),
     _bad(
         store(source={"refresh": "0 3 * * *"}),
         "spec.source",
-        "refresh is for pvc, http and s3",
+        "a ConfigMap is watched",
+    ),
+    _bad(
+        store(source={"zep": {}}),
+        "spec.source",
+        "set exactly one of configMap, pvc, http, s3, mem0, zep, letta",
+    ),
+    _bad(
+        store(source={"configMap": DELETE, "mem0": {"url": "http://h", "turns": True}}),
+        "spec.source.mem0",
+        "turns is for api platform",
     ),
     _bad(
         store(source={"configMap": DELETE, "pvc": {"claimName": "a", "path": "a/../b"}}),

@@ -42,6 +42,7 @@ def merged(value: Manifest, patch: Manifest) -> Manifest:
 
 
 KEY = {"name": "secret", "key": "token"}
+_TOOL: Manifest = {"tokenSecretRef": KEY, "allowEmpty": True}
 S3 = {"url": "s3://bucket/a", "endpointUrl": "https://minio:9000", "region": "eu-west-1"}
 _SCHEDULING: Manifest = {
     "image": "registry.example/inferscale:1",
@@ -123,6 +124,14 @@ FULL = (
                 }
             }
         },
+    ),
+    *(
+        merged(_STORE, {"spec": {"source": {"configMap": DELETE, name: source}}})
+        for name, source in (
+            ("mem0", {"url": "https://h", "api": "platform", "turns": True, **_TOOL}),
+            ("zep", {"url": "https://h/zep", "turns": True, **_TOOL}),
+            ("letta", {"url": "http://h", "usersFrom": "tag:u:", "blocks": ["human"], **_TOOL}),
+        )
     ),
     merged(
         _STORE,

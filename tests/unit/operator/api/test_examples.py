@@ -14,7 +14,7 @@ from inferscale_operator.api.crds import DEFINITIONS
 ROOT = Path(__file__).parents[4]
 SAMPLE = ROOT / "runtime/inferscale_runtime/demo/sample.jsonl"
 MODELS = {definition.model.__name__: definition.model for definition in DEFINITIONS}
-FILES = sorted((ROOT / "examples").glob("*.yaml"))
+FILES = sorted((ROOT / "examples").rglob("*.yaml"))
 
 
 def _documents(file: Path) -> list[dict[str, Any]]:
@@ -32,7 +32,8 @@ def test_an_example_is_read_by_the_models(file: Path) -> None:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_an_example_is_in_the_index(file: Path) -> None:
-    assert f"]({file.name})" in (ROOT / "examples/README.md").read_text(encoding="utf-8")
+    name = file.relative_to(ROOT / "examples").as_posix()
+    assert f"]({name})" in (ROOT / "examples/README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
