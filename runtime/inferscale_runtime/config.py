@@ -11,6 +11,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from inferscale_runtime.errors import ConfigError
+from inferscale_runtime.packing.shape import KVDtype
 
 DEFAULT_HEADING = (
     "You are a helpful assistant who remembers the user. What you know about the user:\n"
@@ -44,6 +45,9 @@ class EncodingConfig(_Section):
 
     policy: str = Field("neighbours:10", max_length=64)
     """Context policy: ``none``, ``turns:w``, ``facts:m``, ``neighbours:m`` or ``all``."""
+    kv_dtype: KVDtype = "auto"
+    """How KV is stored and kept in memory: ``auto`` as the model computes it, ``int8`` or ``fp8``
+    quantised. Part of the fingerprint."""
     embedder: str = Field("minilm", max_length=1024)
     """``minilm``, a local sentence-transformers folder, or ``openai:MODEL@URL``."""
     max_input_bytes: int = Field(4 << 30, ge=1)

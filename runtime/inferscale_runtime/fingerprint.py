@@ -38,6 +38,7 @@ class Fingerprint(BaseModel):
         preamble_token_ids: Tokens before the first fact.
         fact_format: How a fact is written.
         policy: Context policy.
+        kv_dtype: How KV is stored: ``auto``, or the quantisation.
         encoder_version: See ``ENCODER_VERSION``.
     """
 
@@ -54,12 +55,17 @@ class Fingerprint(BaseModel):
     preamble_token_ids: tuple[int, ...]
     fact_format: str
     policy: str
+    kv_dtype: str = "auto"
     encoder_version: int = ENCODER_VERSION
 
     @property
     def digest(self) -> str:
-        """Hex SHA-256 of the canonical JSON of all fields."""
-        return canonical_digest(self.model_dump(mode="json"))
+        """Hex SHA-256 of the canonical JSON of all fields.
+
+        A ``kv_dtype`` of ``auto`` is left out: it means what a fingerprint without it meant.
+        """
+        plain = {"kv_dtype"} if self.kv_dtype == "auto" else None
+        return canonical_digest(self.model_dump(mode="json", exclude=plain))
 
     @property
     def row_elements(self) -> int:

@@ -27,6 +27,7 @@ BASE: dict[str, Any] = {
     "preamble_token_ids": (1, 2),
     "fact_format": "- {text}\n",
     "policy": "none",
+    "kv_dtype": "auto",
     "encoder_version": 1,
 }
 OTHER: dict[str, Any] = {
@@ -41,6 +42,7 @@ OTHER: dict[str, Any] = {
     "preamble_token_ids": (1, 3),
     "fact_format": "* {text}\n",
     "policy": "all",
+    "kv_dtype": "int8",
     "encoder_version": 2,
 }
 
@@ -60,6 +62,9 @@ def test_digest_is_stable() -> None:
     assert base.digest == Fingerprint.model_validate_json(base.model_dump_json()).digest
     assert canonical_digest({"a": 1, "b": 2}) == canonical_digest({"b": 2, "a": 1})
     assert len(base.digest) == 64
+    # Stores of releases that knew no quantisation keep their fingerprint.
+    older = {name: value for name, value in BASE.items() if name != "kv_dtype"}
+    assert base.digest == canonical_digest({**older, "preamble_token_ids": [1, 2]})
     assert base.row_elements == 2 * 2 * 4 * 8
 
 

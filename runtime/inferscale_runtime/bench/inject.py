@@ -148,9 +148,9 @@ def measure(
     native = choices["auto"].name == "native"
     rows = 2 * max(counts) + 2 * FACT_TOKENS
     with random_slab(engine.layout, rows) as slab:
-        writers: dict[str, Writer] = {"portable": choices["portable"].open(slab)}
+        writers: dict[str, Writer] = {"portable": choices["portable"].open(slab, None)}
         if native:
-            writers["native"] = choices["auto"].open(slab)
+            writers["native"] = choices["auto"].open(slab, None)
         results = []
         for tokens in counts:
             placement = place_tokens(tokens, rows, engine.num_blocks, engine.block_size, seed)

@@ -32,7 +32,12 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
             self._scheduler = SchedulerSide(run_dir, config.tiers.max_step_bytes)
         else:
             self._worker = WorkerSide(
-                vllm_config, kv_cache_config, run_dir, config.inject.writer, config.tiers
+                vllm_config,
+                kv_cache_config,
+                run_dir,
+                config.inject.writer,
+                config.tiers,
+                kv_dtype=config.encoding.kv_dtype,
             )
 
     # Scheduler side.

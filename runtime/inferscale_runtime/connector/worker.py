@@ -29,12 +29,19 @@ from inferscale_runtime.inject.writer import (
     LayerTarget,
     Placement,
     PortableWriter,
+    Unpacking,
     overlapping_runs,
     slab_rows,
 )
 from inferscale_runtime.tiers.device_arena import DeviceArena, pin_slab
 from inferscale_runtime.tiers.device_tier import DeviceTier
-from inferscale_runtime.tiers.slab import SlabShape, load_shape, map_slab, map_stamps
+from inferscale_runtime.tiers.slab import (
+    SlabShape,
+    load_exponents,
+    load_shape,
+    map_slab,
+    map_stamps,
+)
 
 logger = init_logger("vllm.inferscale.worker")
 
@@ -52,6 +59,7 @@ class WorkerSide:
         writer: ``inject.writer`` of the configuration.
         tiers: ``tiers`` of the configuration.
         rank: Of this worker; vLLM's own by default, which exists in a worker process only.
+        kv_dtype: How the slab keeps KV: ``auto``, ``int8`` or ``fp8``.
     """
 
     def __init__(
@@ -62,6 +70,7 @@ class WorkerSide:
         writer: str = "auto",
         tiers: TierConfig | None = None,
         rank: TensorRank | None = None,
+        kv_dtype: str = "auto",
     ) -> None:
         self._config = vllm_config
         self._kv_cache_config = kv_cache_config
@@ -72,6 +81,9 @@ class WorkerSide:
         self._rank = rank or tensor_rank()
         self._tier: DeviceTier | None = None
         self._heads = slice(None)
+        self._kv_dtype = kv_dtype
+        self._layout: SlabLayout | None = None
+        self._unpacking: Unpacking | None = None
         self._rotary: Any = None
         self._choice: WriterChoice | None = None
         self._writer: Writer | None = None
@@ -93,8 +105,14 @@ class WorkerSide:
         num_kv_heads = int(model.get_total_num_kv_heads())
         self._heads = head_range(num_kv_heads, self._rank)
         layout = SlabLayout(
-            len(self._layers), num_kv_heads, int(model.get_head_size()), model.dtype, self._heads
+            len(self._layers),
+            num_kv_heads,
+            int(model.get_head_size()),
+            model.dtype,
+            self._heads,
+            self._kv_dtype,
         )
+        self._layout = layout
         self._rotary = rotary_module(self._config)
         # Now, not with the first request: building and proving the native writer takes seconds.
         choice = choose_writer(self._mode, self._layers, self._rotary, layout)
@@ -105,6 +123,7 @@ class WorkerSide:
     def _open(self) -> Writer:
         if self._writer is None:
             assert self._choice is not None, "a claim was opened before the cache was there"
+            assert self._layout is not None
             shape = load_shape(self._run_dir)
             assert shape is not None, "a claim was opened before the slab was there"
             if shape.num_layers != len(self._layers):
@@ -115,7 +134,10 @@ class WorkerSide:
             slab = map_slab(self._run_dir, shape)
             # Not waited for: a large slab takes seconds.
             threading.Thread(target=_map_pages, args=(slab,), daemon=True).start()
-            self._writer = self._choice.open(slab)
+            exponents = load_exponents(self._run_dir, shape)
+            self._writer = self._choice.open(slab, exponents)
+            unpacking = self._layout.unpacking(exponents)
+            self._unpacking = unpacking.of_rank(self._heads) if unpacking else None
             if self._tiers.gpu_bytes:
                 self._tier = self._open_tier(slab, shape)
         return self._writer
@@ -158,7 +180,7 @@ class WorkerSide:
         runs, first = overlapping_runs(load.runs, load.first, load.last)
         brought = tier.fetch(runs)
         rows = torch.arange(load.first - first, load.last - first, device=brought.device)
-        writer = PortableWriter(brought, slice(None), self._rotary)
+        writer = PortableWriter(brought, slice(None), self._rotary, self._unpacking)
         writer.write(self._layers, self._placements(load, rows))
 
     def _placements(self, load: Load, rows: torch.Tensor) -> list[Placement]:

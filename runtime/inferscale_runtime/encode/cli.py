@@ -57,7 +57,11 @@ def encode_config(arguments: argparse.Namespace) -> RuntimeConfig:
         )
     changes = {
         name: value
-        for name, value in (("policy", arguments.policy), ("embedder", arguments.embedder))
+        for name, value in (
+            ("policy", arguments.policy),
+            ("embedder", arguments.embedder),
+            ("kv_dtype", arguments.kv_dtype),
+        )
         if value
     }
     retrieval = {}
@@ -112,6 +116,9 @@ def register(subparsers: Any) -> None:
     encode.add_argument("--store", help="folder or fsspec URL; made if it does not exist")
     encode.add_argument("--config", help="RuntimeConfig as JSON")
     encode.add_argument("--policy", help="context policy, for example neighbours:10")
+    encode.add_argument(
+        "--kv-dtype", choices=("auto", "int8", "fp8"), help="how KV is stored; auto: not quantised"
+    )
     encode.add_argument("--embedder", help="minilm, a folder, or openai:MODEL@URL")
     encode.add_argument("--embedder-api-key-file", help="API key of an openai: embedder")
     encode.add_argument("--dtype", default="auto", help="vLLM dtype of model and KV")

@@ -31,10 +31,12 @@ from inferscale_runtime.encode.status import EncodeStatus, ProgressLines
 from inferscale_runtime.encode.stop import StopSignal
 from inferscale_runtime.errors import InputError
 from inferscale_runtime.fingerprint import Fingerprint, model_digest
+from inferscale_runtime.packing.rows import channel_exponents, pack
 from inferscale_runtime.prompt.template import Template
 from inferscale_runtime.retrieval.embedder import Embedder, load_embedder
 from inferscale_runtime.store.records import UserMemory
 from inferscale_runtime.store.store import NewSegment, Store
+from inferscale_runtime.store.tensors import StoredKV
 
 logger = logging.getLogger("inferscale.encode")
 
@@ -136,7 +138,9 @@ class EncodeJob:
             self._preamble.token_ids,
             config.prompt,
             config.encoding.policy,
+            config.encoding.kv_dtype,
         )
+        self._exponents: torch.Tensor | None = None
         self._embedder: Embedder | None = None
         self._budget = StoreBudget(config.quota.max_store_bytes, self._store.total_bytes)
         shape = model_figures(vllm_config, self._folder)
@@ -272,6 +276,17 @@ class EncodeJob:
         }
         self._store.write_preamble(self.fingerprint.digest, fields, ids, found[0])
 
+    def _stored_form(self, kv: torch.Tensor) -> StoredKV:
+        kind = self._config.encoding.kv_dtype
+        if kind == "auto":
+            return kv
+        if self._exponents is None:
+            # From the store even if this job wrote it: of several shards one wrote it last.
+            found = self._store.read_preamble(self.fingerprint.digest)
+            assert found is not None, "the preamble is written before the first fact"
+            self._exponents = channel_exponents(found[2])
+        return pack(kv, kind, self._exponents)
+
     def _encode_user(
         self,
         engine: EncodeEngine,
@@ -304,7 +319,7 @@ class EncodeJob:
                     token_ids=plan.token_ids,
                     context_fact_ids=plan.context.fact_ids,
                     context_turn_ids=plan.context.turn_ids,
-                    kv=kv,
+                    kv=self._stored_form(kv),
                 )
             )
             self.report.encoded += 1

@@ -124,6 +124,7 @@ def make_fingerprint(
     preamble: tuple[int, ...],
     prompt: PromptConfig,
     policy: str,
+    kv_dtype: str = "auto",
 ) -> Fingerprint:
     """Builds the fingerprint from vLLM's resolved configuration.
 
@@ -133,6 +134,7 @@ def make_fingerprint(
         preamble: Preamble tokens.
         prompt: Fixed texts.
         policy: Context policy.
+        kv_dtype: How KV is stored.
     """
     model = vllm_config.model_config
     config = model.hf_text_config
@@ -145,5 +147,6 @@ def make_fingerprint(
         preamble_token_ids=preamble,
         fact_format=prompt.fact_format,
         policy=policy,
+        kv_dtype=kv_dtype,
         **kv_dimensions(vllm_config),
     )

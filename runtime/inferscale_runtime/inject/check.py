@@ -19,7 +19,9 @@ from inferscale_runtime.inject.native import (
     NativeUnavailableError,
     build_library,
 )
-from inferscale_runtime.inject.writer import LayerTarget, Placement, PortableWriter
+from inferscale_runtime.inject.writer import LayerTarget, Placement, PortableWriter, Unpacking
+from inferscale_runtime.packing.rows import channel_exponents, pack
+from inferscale_runtime.packing.shape import PackedShape
 
 _BLOCKS = 3
 _ROWS = 64
@@ -41,8 +43,9 @@ class SlabLayout:
         num_layers: Layers in it.
         num_kv_heads: KV heads in all, over all ranks.
         head_dim: Elements of one head.
-        dtype: Element type.
+        dtype: Element type of the model's keys and values.
         heads: KV heads of this rank.
+        kv_dtype: ``auto`` for rows of that type, ``int8`` or ``fp8`` for quantised ones.
     """
 
     num_layers: int
@@ -50,6 +53,22 @@ class SlabLayout:
     head_dim: int
     dtype: torch.dtype
     heads: slice
+    kv_dtype: str = "auto"
+
+    @property
+    def packed(self) -> PackedShape | None:
+        """Shape of quantised rows of all heads, None for plain ones."""
+        if self.kv_dtype == "auto":
+            return None
+        return PackedShape(self.kv_dtype, self.num_layers, self.num_kv_heads, self.head_dim)
+
+    def unpacking(self, exponents: torch.Tensor | None) -> Unpacking | None:
+        """What the rows mean, given the slab's exponents."""
+        packed = self.packed
+        if packed is None:
+            return None
+        assert exponents is not None, "quantised rows without their exponents"
+        return Unpacking(packed, exponents, self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +78,12 @@ class WriterChoice:
     Attributes:
         name: ``native`` or ``portable``.
         reason: Why it is not the native one, or empty.
-        open: Makes the writer over a slab.
+        open: Makes the writer over a slab and the exponents of its quantised rows.
     """
 
     name: str
     reason: str
-    open: Callable[[torch.Tensor], Writer]
+    open: Callable[[torch.Tensor, torch.Tensor | None], Writer]
 
 
 def choose_writer(
@@ -87,8 +106,8 @@ def choose_writer(
         The native writer where it is proved right, else the portable one with the reason.
     """
 
-    def portable(slab: torch.Tensor) -> Writer:
-        return PortableWriter(slab, layout.heads, rotary)
+    def portable(slab: torch.Tensor, exponents: torch.Tensor | None) -> Writer:
+        return PortableWriter(slab, layout.heads, rotary, layout.unpacking(exponents))
 
     if mode == "portable":
         return WriterChoice("portable", "inject.writer is 'portable'", portable)
@@ -101,8 +120,9 @@ def choose_writer(
     except Exception as error:  # of whatever kind: the portable writer needs nothing of this
         return WriterChoice("portable", f"{type(error).__name__}: {error}", portable)
 
-    def native(slab: torch.Tensor) -> Writer:
-        return FastWriter(slab, layout.heads, rotary, library, fused)
+    def native(slab: torch.Tensor, exponents: torch.Tensor | None) -> Writer:
+        unpacking = layout.unpacking(exponents)
+        return FastWriter(slab, layout.heads, rotary, library, fused, unpacking)
 
     return WriterChoice("native", "", native)
 
@@ -124,13 +144,19 @@ def _prove(
     """Finds the rounding that gives the portable writer's bytes in every kind of layer."""
     shape = (_ROWS, layout.num_layers, 2, layout.num_kv_heads, layout.head_dim)
     slab = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    unpacking = None
+    if layout.packed:
+        packed = pack(slab, layout.kv_dtype, channel_exponents(slab))
+        slab, unpacking = packed.rows, layout.unpacking(packed.exponents)
     probes = list(_one_of_each(layers))
     block_size = probes[0].module.kv_cache.shape[2]
     placement = _awkward_placement(block_size, len(rotary.cos_sin_cache))
-    expected = _written(PortableWriter(slab, layout.heads, rotary), probes, placement)
+    portable = PortableWriter(slab, layout.heads, rotary, unpacking)
+    expected = _written(portable, probes, placement)
     worst = float("inf")
     for fused in _FUSED:
-        found = _written(FastWriter(slab, layout.heads, rotary, library, fused), probes, placement)
+        writer = FastWriter(slab, layout.heads, rotary, library, fused, unpacking)
+        found = _written(writer, probes, placement)
         # Bit patterns, so that NaN equals itself and -0 is not 0.
         pairs = list(zip(found, expected, strict=True))
         if all(torch.equal(a.view(torch.int32), b.view(torch.int32)) for a, b in pairs):

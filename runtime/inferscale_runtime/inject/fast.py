@@ -8,16 +8,21 @@ rows, is left to the portable writer (``check.py`` decides that at start).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from inferscale_runtime.inject.native import Job, NativeLibrary, NativeUnavailableError
-from inferscale_runtime.inject.writer import LayerTarget, Placement
+from inferscale_runtime.inject.writer import LayerTarget, Placement, Unpacking
+from inferscale_runtime.packing.rows import powers_of_two
+from inferscale_runtime.tiers.slab import rank_rows
 
 LINE = 16
 """Slots in one cache line of float32."""
 MAX_HEAD_DIM = 512
+KINDS = ("int8", "fp8")
+"""Quantised rows that ``native.cpp`` knows, from 1 on; 0 is float32."""
 
 
 class FastWriter:
@@ -25,22 +30,30 @@ class FastWriter:
 
     Args:
         slab: ``[num_rows, num_layers, 2, num_kv_heads, head_dim]`` float32 on the CPU, keys before
-            rope.
+            rope, or quantised rows.
         heads: KV heads of this rank.
         rotary: The model's rotary module.
         library: The compiled code.
         fused: Which product of the rotation is not rounded by itself: 0 none, 1 the first, 2 the
             second. The model's own kernel decides; see ``check.py``.
+        unpacking: Of quantised rows; None for plain ones.
     """
 
     def __init__(
-        self, slab: torch.Tensor, heads: slice, rotary: Any, library: NativeLibrary, fused: int
+        self,
+        slab: torch.Tensor,
+        heads: slice,
+        rotary: Any,
+        library: NativeLibrary,
+        fused: int,
+        unpacking: Unpacking | None = None,
     ) -> None:
-        assert slab.dtype == torch.float32, slab.dtype
-        self._slab = slab[:, :, :, heads]
+        assert slab.dtype == (torch.uint8 if unpacking else torch.float32), slab.dtype
+        self._slab = rank_rows(slab, heads)
         self._rotary = rotary
         self._library = library
         self._fused = fused
+        self._source = _source_of(self._slab, unpacking.of_rank(heads) if unpacking else None)
 
     def write(self, layers: Sequence[LayerTarget], placements: Sequence[Placement]) -> None:
         """See ``PortableWriter.write``; returns when all is written."""
@@ -65,14 +78,18 @@ class FastWriter:
             ]
         )
         units = split_units(placement.slots)
-        slab = self._slab
+        source = self._source
         job = Job(
-            slab=slab.data_ptr(),
-            row_stride=slab.stride(0),
-            layer_stride=slab.stride(1),
-            value_offset=slab.stride(2),
-            num_heads=slab.shape[3],
-            head_dim=slab.shape[4],
+            slab=source.address,
+            row_stride=source.row_stride,
+            layer_stride=source.layer_stride,
+            head_stride=source.head_stride,
+            value_offset=source.value_offset,
+            kind=source.kind,
+            scale_offset=source.scale_offset,
+            powers=source.powers.data_ptr() if source.powers is not None else None,
+            num_heads=source.num_heads,
+            head_dim=source.head_dim,
             rotary_dim=angles.shape[1],
             block_size=caches[0].shape[2],
             cos_sin=angles.data_ptr(),
@@ -92,6 +109,42 @@ class FastWriter:
             parallel=self._library.parallel,
         )
         self._library.write(job)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where rows lie; strides and offsets in bytes."""
+
+    address: int
+    num_heads: int
+    head_dim: int
+    row_stride: int
+    layer_stride: int
+    head_stride: int
+    value_offset: int
+    kind: int = 0
+    scale_offset: int = 0
+    powers: torch.Tensor | None = None
+
+
+def _source_of(slab: torch.Tensor, unpacking: Unpacking | None) -> _Source:
+    if unpacking is None:
+        item = slab.element_size()
+        row, layer, value, head, _ = (stride * item for stride in slab.stride())
+        return _Source(slab.data_ptr(), slab.shape[3], slab.shape[4], row, layer, head, value)
+    shape = unpacking.shape
+    return _Source(
+        slab.data_ptr(),
+        shape.num_kv_heads,
+        shape.head_dim,
+        row_stride=slab.stride(0),
+        layer_stride=2 * shape.head_dim,
+        head_stride=shape.head_bytes,
+        value_offset=shape.head_dim,
+        kind=1 + KINDS.index(shape.kind),
+        scale_offset=shape.code_bytes,
+        powers=powers_of_two(unpacking.exponents),
+    )
 
 
 def _num_slots(cache: torch.Tensor) -> int:

@@ -1,4 +1,4 @@
-// One pass from the slab to vLLM's CPU cache: gather, rotate, transpose and write.
+// One pass from the slab to vLLM's CPU cache: gather, unpack, rotate, transpose and write.
 //
 // The cache layout is the one that vLLM 0.32 calls "vec" (csrc/cpu/cpu_attn_vec.hpp): each block of
 // each head holds keys as [head_dim, block_size], then values as [block_size, head_dim]. Sixteen
@@ -80,10 +80,14 @@ inline void stream_line(float* to, const float* from) {
 
 extern "C" {
 
-// Counts in elements of 4 bytes. All arrays are the caller's and only read, except the caches.
+// All arrays are the caller's and only read, except the caches. Strides of the slab count bytes, all
+// others elements.
 struct Job {
-  const float* slab;
-  int64_t row_stride, layer_stride, value_offset;  // value_offset: from a key to its value
+  const uint8_t* slab;
+  int64_t row_stride, layer_stride, head_stride, value_offset;  // value_offset: key to value
+  int64_t kind;            // of the slab: float32, int8 or fp8 (e4m3)
+  int64_t scale_offset;    // of quantised rows: from a head to its scales [layers, 2], bfloat16
+  const float* powers;     // of quantised keys: [layers of the slab, heads, head_dim]
   int64_t num_heads, head_dim, rotary_dim, block_size;
   const float* cos_sin;  // [positions, rotary_dim]: cosines, then sines
   int64_t num_layers;
@@ -110,6 +114,53 @@ namespace {
 struct Tile {
   alignas(64) float keys[kMaxHeadDim * kLine];  // [head_dim, 16]
 };
+
+struct Unpacked {
+  alignas(64) float keys[kLine * kMaxHeadDim];  // [16, head_dim]
+  alignas(64) float values[kLine * kMaxHeadDim];
+};
+
+enum Kind { kFloat = 0, kInt8 = 1, kFp8 = 2 };
+
+template <int kKind>
+inline float decode(uint8_t code) {
+  if constexpr (kKind == kInt8) return static_cast<float>(static_cast<int8_t>(code));
+  // e4m3: the same fields as a float's, its exponent 120 smaller; without one, eighths of 2^-6.
+  const uint32_t bits = (static_cast<uint32_t>(code & 0x7f) << 20) + (120u << 23);
+  float normal;
+  std::memcpy(&normal, &bits, sizeof(normal));
+  const float small = static_cast<float>(code & 7) * 0.001953125f;
+  const float size = (code & 0x78) ? normal : small;
+  return (code & 0x80) ? -size : size;
+}
+
+inline float scale_at(const uint8_t* from) {
+  uint16_t half;
+  std::memcpy(&half, from, sizeof(half));
+  const uint32_t bits = static_cast<uint32_t>(half) << 16;
+  float scale;
+  std::memcpy(&scale, &bits, sizeof(scale));
+  return scale;
+}
+
+// Exact: code, scale and power have so few bits that no product is rounded.
+template <int kKind>
+void unpack(const Job& job, const uint8_t* const* rows, int64_t count, int64_t layer, int64_t head,
+            Unpacked& out) {
+  const float* powers = job.powers + (layer * job.num_heads + head) * job.head_dim;
+  for (int64_t i = 0; i < count; ++i) {
+    const uint8_t* start = rows[i] + head * job.head_stride;
+    const uint8_t* keys = start + layer * job.layer_stride;
+    const uint8_t* values = keys + job.value_offset;
+    const float key_scale = scale_at(start + job.scale_offset + layer * 4);
+    const float value_scale = scale_at(start + job.scale_offset + layer * 4 + 2);
+    float* key_out = out.keys + i * job.head_dim;
+    float* value_out = out.values + i * job.head_dim;
+    for (int64_t d = 0; d < job.head_dim; ++d)
+      key_out[d] = decode<kKind>(keys[d]) * key_scale * powers[d];
+    for (int64_t d = 0; d < job.head_dim; ++d) value_out[d] = decode<kKind>(values[d]) * value_scale;
+  }
+}
 
 template <int kFused>
 void rotate_into(const Job& job, const float* const* keys, const float* const* angles, Tile& tile,
@@ -139,12 +190,12 @@ void rotate_into(const Job& job, const float* const* keys, const float* const* a
   }
 }
 
-template <int kFused>
+template <int kFused, int kKind>
 void write_unit(const Job& job, int64_t unit, int64_t first_layer, int64_t last_layer) {
   const int64_t begin = job.units[unit], count = job.units[unit + 1] - begin;
   const int64_t slot = job.slots[begin];
   const int64_t block = slot / job.block_size, offset = slot % job.block_size;
-  const float* rows[kLine];
+  const uint8_t* rows[kLine];
   const float* angles[kLine];
   for (int64_t i = 0; i < kLine; ++i) {
     // A short unit repeats its last token; what that gives is not written.
@@ -153,22 +204,39 @@ void write_unit(const Job& job, int64_t unit, int64_t first_layer, int64_t last_
     angles[i] = job.cos_sin + job.positions[token] * job.rotary_dim;
   }
   Tile tile;
+  const int64_t half_block = job.block_size * job.head_dim;
+  constexpr int64_t kItemsInLine = kKind == kFloat ? kLine : 4 * kLine;
   for (int64_t n = first_layer; n < last_layer; ++n) {
     const int64_t layer = job.layers[n] * job.layer_stride;
-    const int64_t half_block = job.block_size * job.head_dim;
     for (int64_t head = 0; head < job.num_heads; ++head) {
-      const float* keys[kLine];
-      for (int64_t i = 0; i < kLine; ++i) keys[i] = rows[i] + layer + head * job.head_dim;
+      const uint8_t* codes[kLine];
+      for (int64_t i = 0; i < kLine; ++i) codes[i] = rows[i] + layer + head * job.head_stride;
       float* target = job.caches[n] + block * job.block_strides[n] + head * job.head_strides[n];
       // A fact's layers lie one after the other, but sixteen tokens at once are more streams than
       // the processor follows by itself: read the next layer's part of this head ahead.
       if (n + 1 < last_layer) {
         const int64_t ahead = (job.layers[n + 1] - job.layers[n]) * job.layer_stride;
         for (int64_t i = 0; i < count; ++i)
-          for (int64_t d = 0; d < job.head_dim; d += kLine) {
-            __builtin_prefetch(keys[i] + ahead + d, 0, 2);
-            __builtin_prefetch(keys[i] + ahead + job.value_offset + d, 0, 2);
+          for (int64_t d = 0; d < job.head_dim; d += kItemsInLine) {
+            const int64_t byte = 64 * d / kItemsInLine;
+            __builtin_prefetch(codes[i] + ahead + byte, 0, 2);
+            __builtin_prefetch(codes[i] + ahead + job.value_offset + byte, 0, 2);
           }
+      }
+      const float* keys[kLine];
+      const float* values[kLine];
+      Unpacked plain;
+      if constexpr (kKind != kFloat)
+        unpack<kKind>(job, rows, count, job.layers[n], head, plain);
+      for (int64_t i = 0; i < kLine; ++i) {
+        const int64_t token = i < count ? i : count - 1;
+        if constexpr (kKind == kFloat) {
+          keys[i] = reinterpret_cast<const float*>(codes[i]);
+          values[i] = reinterpret_cast<const float*>(codes[i] + job.value_offset);
+        } else {
+          keys[i] = plain.keys + token * job.head_dim;
+          values[i] = plain.values + token * job.head_dim;
+        }
       }
       rotate_into<kFused>(job, keys, angles, tile, 0);
       rotate_into<kFused>(job, keys, angles, tile, 8);
@@ -184,24 +252,33 @@ void write_unit(const Job& job, int64_t unit, int64_t first_layer, int64_t last_
       float* value_target = target + half_block + offset * job.head_dim;
       for (int64_t i = 0; i < count; ++i)
         for (int64_t d = 0; d < job.head_dim; d += kLine)
-          stream_line(value_target + i * job.head_dim + d, keys[i] + job.value_offset + d);
+          stream_line(value_target + i * job.head_dim + d, values[i] + d);
     }
   }
 }
 
-template <int kFused>
+template <int kFused, int kKind>
 void run(Job& job, int64_t chunks) {
   const int64_t items = job.num_units * chunks;
   while (true) {
     const int64_t item = __atomic_fetch_add(&job.next, 1, __ATOMIC_RELAXED);
     if (item >= items) break;
     const int64_t chunk = item % chunks;
-    write_unit<kFused>(job, item / chunks, job.num_layers * chunk / chunks,
-                       job.num_layers * (chunk + 1) / chunks);
+    write_unit<kFused, kKind>(job, item / chunks, job.num_layers * chunk / chunks,
+                              job.num_layers * (chunk + 1) / chunks);
   }
 #if defined(__AVX__)
   _mm_sfence();  // streamed lines become visible before the caller goes on
 #endif
+}
+
+template <int kKind>
+void run_kind(Job& job, int64_t chunks) {
+  switch (job.fused) {
+    case 1: return run<1, kKind>(job, chunks);
+    case 2: return run<2, kKind>(job, chunks);
+    default: return run<0, kKind>(job, chunks);
+  }
 }
 
 void work(void* data) {
@@ -210,10 +287,10 @@ void work(void* data) {
   int64_t chunks = job.num_units ? (4 * job.num_threads - 1) / job.num_units + 1 : 1;
   if (job.num_threads == 1 || chunks < 1) chunks = 1;
   if (chunks > job.num_layers) chunks = job.num_layers;
-  switch (job.fused) {
-    case 1: return run<1>(job, chunks);
-    case 2: return run<2>(job, chunks);
-    default: return run<0>(job, chunks);
+  switch (job.kind) {
+    case kInt8: return run_kind<kInt8>(job, chunks);
+    case kFp8: return run_kind<kFp8>(job, chunks);
+    default: return run_kind<kFloat>(job, chunks);
   }
 }
 

@@ -31,13 +31,17 @@ class NativeUnavailableError(Exception):
 
 
 class Job(ctypes.Structure):
-    """``struct Job`` of ``native.cpp``; strides count elements."""
+    """``struct Job`` of ``native.cpp``."""
 
     _fields_ = (
         ("slab", _POINTER),
         ("row_stride", _COUNT),
         ("layer_stride", _COUNT),
+        ("head_stride", _COUNT),
         ("value_offset", _COUNT),
+        ("kind", _COUNT),
+        ("scale_offset", _COUNT),
+        ("powers", _POINTER),
         ("num_heads", _COUNT),
         ("head_dim", _COUNT),
         ("rotary_dim", _COUNT),

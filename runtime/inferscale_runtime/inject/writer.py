@@ -4,7 +4,8 @@ Every layer writes through its own ``do_kv_cache_update``, the only writer that 
 backend's cache layout and the one that quantises for FP8 caches. Keys are rotated by the very
 module that the model uses, so Llama-3 scaling and linear scaling are inherited bit for bit. One
 layer's rows stay in the processor's cache between gathering, rotating and writing; all layers at
-once would pass through memory three times.
+once would pass through memory three times. Quantised rows are a quarter as large: they are gathered
+whole and unpacked layer by layer.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from inferscale_runtime.packing.rows import unpack_layer
+from inferscale_runtime.packing.shape import PackedShape
+from inferscale_runtime.tiers.slab import rank_rows
 
 Rotate = Callable[[torch.Tensor, torch.Tensor, None], tuple[torch.Tensor, None]]
 """Rotary module: positions ``[num_tokens]`` and keys ``[num_tokens, num_heads * head_dim]``, which
@@ -50,19 +55,43 @@ class Placement:
     slots: torch.Tensor
 
 
-class PortableWriter:
-    """Gathers, rotates and writes.
+@dataclass(frozen=True, slots=True)
+class Unpacking:
+    """What the bytes of a quantised slab mean.
 
-    Args:
-        slab: ``[num_rows, num_layers, 2, num_kv_heads, head_dim]``, keys before rope; on the CPU or
-            on the cache's device.
-        heads: KV heads of this rank.
-        rotate: The model's rotary module.
+    Attributes:
+        shape: Shape of its rows, all heads.
+        exponents: ``[num_layers, num_kv_heads, head_dim]`` int8 on the CPU, all heads.
+        dtype: Of keys and values as the model computes them.
     """
 
-    def __init__(self, slab: torch.Tensor, heads: slice, rotate: Rotate) -> None:
-        self._slab = slab[:, :, :, heads]
+    shape: PackedShape
+    exponents: torch.Tensor
+    dtype: torch.dtype
+
+    def of_rank(self, heads: slice) -> Unpacking:
+        """The same for some of the heads."""
+        exponents = self.exponents[:, heads].contiguous()
+        return Unpacking(self.shape.with_heads(exponents.shape[1]), exponents, self.dtype)
+
+
+class PortableWriter:
+    """Gathers, unpacks, rotates and writes.
+
+    Args:
+        slab: ``[num_rows, num_layers, 2, num_kv_heads, head_dim]``, keys before rope, or quantised
+            rows; on the CPU or on the cache's device.
+        heads: KV heads of this rank.
+        rotate: The model's rotary module.
+        unpacking: Of quantised rows, of as many heads as the slab has; None for plain ones.
+    """
+
+    def __init__(
+        self, slab: torch.Tensor, heads: slice, rotate: Rotate, unpacking: Unpacking | None = None
+    ) -> None:
+        self._slab = rank_rows(slab, heads)
         self._rotate = rotate
+        self._unpacking = unpacking.of_rank(heads) if unpacking else None
         self._scratch = slab.new_empty((2, 0, *self._slab.shape[3:]))
 
     def write(self, layers: Sequence[LayerTarget], placements: Sequence[Placement]) -> None:
@@ -72,11 +101,17 @@ class PortableWriter:
             layers: The layers of this rank.
             placements: One for each KV cache group.
         """
+        picked: dict[int, torch.Tensor] = {}
         for layer in layers:
             placement = placements[layer.group]
-            keys, values = self._gather(layer.index, placement.rows)
             device = layer.module.kv_cache.device
-            keys, values = keys.to(device), values.to(device)
+            if self._unpacking is None:
+                keys, values = self._gather(layer.index, placement.rows)
+                keys, values = keys.to(device), values.to(device)
+            else:
+                if layer.group not in picked:
+                    picked[layer.group] = self._slab.index_select(0, placement.rows).to(device)
+                keys, values = self._unpack(self._unpacking, picked[layer.group], layer.index)
             rotated, _ = self._rotate(placement.positions, keys.flatten(1), None)
             layer.module.impl.do_kv_cache_update(
                 layer.module,
@@ -85,6 +120,13 @@ class PortableWriter:
                 layer.module.kv_cache,
                 placement.slots,
             )
+
+    @staticmethod
+    def _unpack(
+        unpacking: Unpacking, rows: torch.Tensor, layer: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        exponents = unpacking.exponents.to(rows.device)
+        return unpack_layer(rows, unpacking.shape, exponents, layer, unpacking.dtype)
 
     def _gather(self, layer: int, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         # Fresh memory would cost a page fault every 4 KiB, more than the copy itself.

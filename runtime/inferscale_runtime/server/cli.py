@@ -56,6 +56,11 @@ def register(subparsers: Any) -> None:
     serve.add_argument(
         "--embedder", help="embedder of the questions; that of the store unless it is an endpoint"
     )
+    serve.add_argument(
+        "--kv-dtype",
+        choices=("auto", "int8", "fp8"),
+        help="how the arenas keep KV; as in 'inferscale encode', or nothing is saved",
+    )
     serve.add_argument("--dram-bytes", type=int, help="size of the DRAM arena")
     serve.add_argument("--run-root", default="/dev/shm", help="tmpfs folder for the arena")
     add_arguments(serve)
@@ -171,6 +176,9 @@ def serve_config(arguments: argparse.Namespace) -> RuntimeConfig:
     if arguments.embedder:
         retrieval = config.retrieval.model_copy(update={"embedder": arguments.embedder})
         config = config.model_copy(update={"retrieval": retrieval})
+    if arguments.kv_dtype:
+        encoding = config.encoding.model_copy(update={"kv_dtype": arguments.kv_dtype})
+        config = config.model_copy(update={"encoding": encoding})
     return config.model_copy(update={"tiers": config.tiers.model_copy(update=tiers)})
 
 

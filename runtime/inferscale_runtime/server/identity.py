@@ -47,9 +47,9 @@ def find_identity(
 ) -> Identity:
     """Finds the store's encoding for this model by computing the fingerprint anew.
 
-    The prompt texts and the policy come from the store, everything else from the running model;
-    only an equal digest is accepted. Of several, the one with the configured policy wins. With
-    ``expected`` no other fingerprint is looked at.
+    Prompt texts, policy and quantisation come from the store, everything else from the running
+    model; only an equal digest is accepted. Of several, the one with the configured policy and
+    quantisation wins. With ``expected`` no other fingerprint is looked at.
     """
     found: list[Identity] = []
     names = sorted(store.fingerprints())
@@ -75,10 +75,11 @@ def find_identity(
         template = make_template(tokenizer, prompt, chat_template)
         preamble = template.preamble()
         policy = str(fields.get("policy"))
-        own = make_fingerprint(vllm_config, digest, preamble.token_ids, prompt, policy)
+        kv_dtype = str(fields.get("kv_dtype", "auto"))
+        own = make_fingerprint(vllm_config, digest, preamble.token_ids, prompt, policy, kv_dtype)
         if own.digest == name and tuple(token_ids) == preamble.token_ids:
             identity = Identity(template, preamble, name, kv, None, str(fields.get("embedder", "")))
-            if policy == config.encoding.policy:
+            if (policy, kv_dtype) == (config.encoding.policy, config.encoding.kv_dtype):
                 return identity
             found.append(identity)
     if found:

@@ -37,6 +37,7 @@ from inferscale_runtime.server.status import StatusPage, public_part
 from inferscale_runtime.server.stores import Embedders, ServedStore
 from inferscale_runtime.store.store import Store
 from inferscale_runtime.tiers.arena import Arena
+from inferscale_runtime.tiers.form import SlabForm
 from inferscale_runtime.tiers.report import start_tiers
 from inferscale_runtime.tiers.slab import (
     SlabShape,
@@ -110,12 +111,18 @@ class MemoryEndpointPlugin:
 
 
 def _make_arena(config: RuntimeConfig, vllm_config: Any) -> Arena:
-    one_row = SlabShape(num_rows=1, **kv_dimensions(vllm_config))
+    kv_dtype = config.encoding.kv_dtype
+    one_row = SlabShape(num_rows=1, **kv_dimensions(vllm_config), kv_dtype=kv_dtype)
     rows = max(1, config.tiers.dram_bytes // one_row.row_bytes)
     shape = replace(one_row, num_rows=rows)
     folder = Path(config.run_dir)
     create_run_files(folder, shape)
-    arena = Arena(map_slab(folder, shape), map_leases(folder), stamps=map_stamps(folder, shape))
+    arena = Arena(
+        map_slab(folder, shape),
+        map_leases(folder),
+        stamps=map_stamps(folder, shape),
+        form=SlabForm(shape, folder),
+    )
     metrics.ARENA_BUDGET_BYTES.set_function(lambda: arena.budget_bytes)
     metrics.ARENA_USED_BYTES.set_function(lambda: arena.used_rows * shape.row_bytes)
     metrics.ARENA_PINNED_BYTES.set_function(lambda: arena.pinned_rows * shape.row_bytes)

@@ -53,8 +53,9 @@ def _segments(counts: dict[str, int]) -> str:
 def _ls(args: argparse.Namespace) -> int:
     store = Store.open(args.store)
     users, totals = list(store.user_stats()), store.stats()
+    dtypes = store.kv_dtypes()
     if args.json:
-        body = {**asdict(totals), "users": [asdict(user) for user in users]}
+        body = {**asdict(totals), "users": [asdict(user) for user in users], "kv_dtypes": dtypes}
         print(json.dumps({**body, "fingerprints": store.fingerprints()}, indent=2))
         return 0
     for user in users:
@@ -66,6 +67,8 @@ def _ls(args: argparse.Namespace) -> int:
         f"{totals.users} users, {totals.facts} facts, {totals.bytes} bytes "
         f"({totals.garbage_bytes} unused), preambles: {' '.join(store.fingerprints()) or '-'}"
     )
+    for name, dtype in dtypes.items():
+        print(f"fingerprint {name}: kv {dtype}")
     for path in totals.damaged:
         print(f"damaged: {path}")
     return 0

@@ -19,7 +19,7 @@ from inferscale_runtime.store.reader import read_checked
 from inferscale_runtime.store.records import Segment
 
 if TYPE_CHECKING:
-    import torch
+    from inferscale_runtime.store.tensors import StoredKV
 
 KV_FILE_BYTES = 16 << 20
 """Size that a KV file does not pass with more than one segment: a deletion rewrites each file that
@@ -39,7 +39,7 @@ class NewSegment:
         token_ids: The fact's prompt tokens.
         context_fact_ids: Facts that were read before it.
         context_turn_ids: Turns that were read before it.
-        kv: ``[num_tokens, num_layers, 2, num_kv_heads, head_dim]``.
+        kv: Plain rows ``[num_tokens, num_layers, 2, num_kv_heads, head_dim]`` or quantised ones.
     """
 
     fact_id: str
@@ -47,7 +47,7 @@ class NewSegment:
     token_ids: tuple[int, ...]
     context_fact_ids: tuple[str, ...]
     context_turn_ids: tuple[str, ...]
-    kv: torch.Tensor
+    kv: StoredKV
 
 
 def put_kv(

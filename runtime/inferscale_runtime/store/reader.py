@@ -26,6 +26,8 @@ from inferscale_runtime.store.records import Segment
 if TYPE_CHECKING:
     import torch
 
+    from inferscale_runtime.store.tensors import StoredKV
+
 _T = TypeVar("_T")
 
 
@@ -101,7 +103,7 @@ def read_checked(
 
 def read_segments(
     files: StoreFiles, user: str, segments: Sequence[Segment]
-) -> list[torch.Tensor | DamagedStoreError]:
+) -> list[StoredKV | DamagedStoreError]:
     """Returns the KV of each segment, or what is wrong with it."""
     # torch takes seconds to import and the commands that list a store do not need it.
     from inferscale_runtime.store.tensors import from_buffer
@@ -110,7 +112,7 @@ def read_segments(
     by_file: dict[str, list[int]] = defaultdict(list)
     for i, segment in enumerate(segments):
         by_file[segment.file].append(i)
-    found: dict[int, torch.Tensor | DamagedStoreError] = {}
+    found: dict[int, StoredKV | DamagedStoreError] = {}
     for name, places in by_file.items():
         path = f"{folder}/{name}"
         try:
@@ -149,8 +151,10 @@ def read_preamble_kv(files: StoreFiles, record: Preamble) -> torch.Tensor:
     Raises:
         DamagedStoreError: If its file is missing or changed.
     """
-    from inferscale_runtime.store.tensors import from_buffer  # See read_segments.
+    from inferscale_runtime.store.tensors import plain_from_buffer  # See read_segments.
 
     data = read_file(files, PREAMBLES, record.data)
     layout = read_layout(files, f"{PREAMBLES}/{record.data.name}")
-    return from_buffer(data[len(layout.header()) :], layout)
+    if layout.packed:
+        raise DamagedStoreError(f"{PREAMBLES}/{record.data.name}", "it is quantised")
+    return plain_from_buffer(data[len(layout.header()) :], layout)

@@ -43,6 +43,8 @@ from inferscale_runtime.store.writer import Change
 if TYPE_CHECKING:
     import torch
 
+    from inferscale_runtime.store.tensors import StoredKV
+
 __all__ = ["Change", "NewSegment", "Receipt", "Store", "StoreStats", "UserReceipt", "UserStats"]
 
 _LOG = logging.getLogger(__name__)
@@ -194,11 +196,12 @@ class Store:
 
     def read_segments(
         self, user: str, segments: Sequence[Segment]
-    ) -> list[torch.Tensor | DamagedStoreError]:
-        """Returns each segment's KV ``[num_tokens, num_layers, 2, num_kv_heads, head_dim]``.
+    ) -> list[StoredKV | DamagedStoreError]:
+        """Returns each segment's KV, plain rows or quantised ones.
 
-        Only the rows of the segments are read. A segment whose file is missing or whose bytes
-        changed gives the error in its place.
+        Plain rows are ``[num_tokens, num_layers, 2, num_kv_heads, head_dim]``. Only the rows of the
+        segments are read. A segment whose file is missing or whose bytes changed gives the error in
+        its place.
         """
         return reader.read_segments(self._files, user, segments)
 
@@ -245,6 +248,19 @@ class Store:
         """Returns the fingerprints that have a preamble, sorted."""
         names = self._files.list_files(PREAMBLES)
         return sorted(n.removesuffix(".json") for n in names if n.endswith(".json"))
+
+    def kv_dtypes(self) -> dict[str, str]:
+        """Returns how each fingerprint's KV is stored: ``int8``, ``fp8`` or the model's dtype."""
+        found = {}
+        for name in self.fingerprints():
+            try:
+                record = reader.load_preamble(self._files, name)
+            except DamagedStoreError:
+                record = None  # ``verify`` names it
+            fields = record.fields if record else {}
+            kind = fields.get("kv_dtype", "auto")
+            found[name] = str(fields.get("dtype", "unknown") if kind == "auto" else kind)
+        return found
 
     def remove_user(self, user: str) -> UserReceipt:
         """Deletes every file of a user, leftovers of interrupted writes included.

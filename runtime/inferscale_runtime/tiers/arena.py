@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from inferscale_runtime.packing.rows import PackedKV
 from inferscale_runtime.tiers.eviction import EvictionPolicy, Resident, StoreLimits, Tier
 from inferscale_runtime.tiers.leases import Hold, Lease
 from inferscale_runtime.tiers.slab import LEASE_DONE, LEASE_FREE, LEASE_NEW, NUM_LEASES
@@ -74,6 +75,7 @@ class Arena:
         leases: ``[NUM_LEASES, 2]`` int64.
         stats: Where lookups, staging and evictions are counted.
         stamps: ``[num_rows]`` int64, shared with the engine's processes; see ``slab``.
+        form: Brings stored KV into the slab's form; None when it has it already.
     """
 
     def __init__(
@@ -82,8 +84,10 @@ class Arena:
         leases: npt.NDArray[np.int64],
         stats: TierStats | None = None,
         stamps: npt.NDArray[np.int64] | None = None,
+        form: Callable[[torch.Tensor | PackedKV], torch.Tensor] | None = None,
     ) -> None:
         self._slab = slab
+        self._form = form
         self._leases = leases
         self._lock = threading.Lock()
         self._written = threading.Condition(self._lock)
@@ -189,18 +193,21 @@ class Arena:
         self.stats.looked_up(store, len(found), len({*keys} - found))
         return found
 
-    def put(self, key: str, kv: torch.Tensor, *, pin: bool = False, store: str = "") -> bool:
+    def put(
+        self, key: str, kv: torch.Tensor | PackedKV, *, pin: bool = False, store: str = ""
+    ) -> bool:
         """Copies a segment into the slab.
 
         Args:
             key: Segment key.
-            kv: ``[num_tokens, num_layers, 2, num_kv_heads, head_dim]`` of the slab's dtype.
+            kv: ``[num_tokens, num_layers, 2, num_kv_heads, head_dim]`` or quantised rows.
             pin: Keep it for good (the preamble).
             store: Whose limits it counts against.
 
         Returns:
             False when there is no room beside pinned segments and other stores' floors.
         """
+        rows = self._rows(kv)
         with self._lock:
             self._collect()
             while key in self._writing:
@@ -210,15 +217,15 @@ class Arena:
                     self._policy.pin(self._entries[key])
                     self._kept[key] += 1
                 return True
-            entry = self._reserve(key, store, kv.shape[0])
+            entry = self._reserve(key, store, len(rows))
             if entry is None:
                 return False
             self._writing.add(key)
         try:
             done = 0
-            for start, rows in entry.runs:
-                self._slab[start : start + rows].copy_(kv[done : done + rows])
-                done += rows
+            for start, count in entry.runs:
+                self._slab[start : start + count].copy_(rows[done : done + count])
+                done += count
         except BaseException:
             with self._lock:
                 self._end_writing(entry)
@@ -239,6 +246,12 @@ class Arena:
                 self._keep_for(hold, key)
             self._shed()  # the budget may have shrunk meanwhile
             return True
+
+    def _rows(self, kv: torch.Tensor | PackedKV) -> torch.Tensor:
+        if self._form is not None:
+            return self._form(kv)
+        assert not isinstance(kv, PackedKV), "an arena of plain rows without a form"
+        return kv
 
     def _end_writing(self, entry: Resident) -> bool:
         """Lets others see the key again; False when it was discarded meanwhile."""

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from inferscale_runtime.tiers.slab import rank_rows
 from inferscale_runtime.tiers.spans import FreeSpans
 
 Run = tuple[int, int]
@@ -100,7 +101,8 @@ class DeviceArena:
     """Copies of runs on one device; used by one thread.
 
     Args:
-        slab: The DRAM slab, ``[num_rows, num_layers, 2, num_kv_heads, head_dim]``.
+        slab: The DRAM slab, ``[num_rows, num_layers, 2, num_kv_heads, head_dim]`` or quantised
+            rows, which stay so.
         stamps: ``[num_rows]`` int64; a run's stamp stands at its first row, 0 means free.
         heads: This rank's KV heads.
         budget_bytes: Memory to take from the device; whole rows.
@@ -119,7 +121,7 @@ class DeviceArena:
         self._stamps = stamps
         self._heads = heads
         self._device = device
-        one_row = slab[:1, :, :, heads]
+        one_row = rank_rows(slab[:1], heads)
         self.row_bytes = one_row.numel() * slab.element_size()
         num_rows = min(budget_bytes // self.row_bytes, slab.shape[0])
         self._store = torch.empty((num_rows, *one_row.shape[1:]), dtype=slab.dtype, device=device)
@@ -177,8 +179,8 @@ class DeviceArena:
             runs: In prompt order.
 
         Returns:
-            ``[rows of all runs, num_layers, 2, heads of this rank, head_dim]`` on the device, ready
-            for work on the current stream.
+            ``[rows of all runs, num_layers, 2, heads of this rank, head_dim]``, or quantised rows
+            of these heads, on the device, ready for work on the current stream.
         """
         keep: set[int] = set()
         missing: list[tuple[int, Run]] = []
@@ -234,7 +236,7 @@ class DeviceArena:
             brought = torch.empty(shape, dtype=self._store.dtype, device=self._device)
             done = 0
             for start, rows in runs:
-                source = self._slab[start : start + rows, :, :, self._heads]
+                source = rank_rows(self._slab[start : start + rows], self._heads)
                 if self._side is not None and not source.is_contiguous():
                     # A strided copy would wait; torch keeps pinned buffers for reuse.
                     source = source.contiguous().pin_memory()

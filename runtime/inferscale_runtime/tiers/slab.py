@@ -4,10 +4,13 @@ The API process creates them and is the only one that writes the slab; the engin
 them. The folder is private (0700) and lies on tmpfs, so that the slab is memory.
 
 ``shape.json``
-    what the slab holds: layers, heads, head_dim, dtype, number of rows.
+    what the slab holds: layers, heads, head_dim, dtype, quantisation, number of rows.
 ``slab``
     ``[num_rows, num_layers, 2, num_kv_heads, head_dim]``; index 0 of axis 2 is K before rope, 1 is
-    V.
+    V. Quantised: ``[num_rows, num_kv_heads, head_bytes]`` uint8, see ``packing``.
+``exponents``
+    ``[num_layers, num_kv_heads, head_dim]`` int8, those of all quantised rows; written once, before
+    the first row.
 ``leases``
     ``[num_leases, 2]`` int64: generation and state. A lease keeps the segments of one request in
     place until the engine has let the request go, also through preemption and abort.
@@ -31,6 +34,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from inferscale_runtime.packing.shape import PackedShape
+
 NUM_LEASES = 65_536
 SECRET_BYTES = 32
 
@@ -49,6 +54,7 @@ class SlabShape:
         num_kv_heads: KV heads in all, over all ranks.
         head_dim: Elements of one head.
         dtype: ``float32``, ``float16`` or ``bfloat16``.
+        kv_dtype: ``auto`` for rows of that type, ``int8`` or ``fp8`` for quantised ones.
     """
 
     num_rows: int
@@ -56,16 +62,28 @@ class SlabShape:
     num_kv_heads: int
     head_dim: int
     dtype: str
+    kv_dtype: str = "auto"
+
+    @property
+    def packed(self) -> PackedShape | None:
+        """Shape of quantised rows, None for plain ones."""
+        if self.kv_dtype == "auto":
+            return None
+        return PackedShape(self.kv_dtype, self.num_layers, self.num_kv_heads, self.head_dim)
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one token."""
+        if packed := self.packed:
+            return packed.row_bytes
         elements = self.num_layers * 2 * self.num_kv_heads * self.head_dim
         return elements * DTYPES[self.dtype].itemsize
 
     @property
-    def tensor_shape(self) -> tuple[int, int, int, int, int]:
+    def tensor_shape(self) -> tuple[int, ...]:
         """Shape of the slab's tensor."""
+        if packed := self.packed:
+            return (self.num_rows, self.num_kv_heads, packed.head_bytes)
         return (self.num_rows, self.num_layers, 2, self.num_kv_heads, self.head_dim)
 
 
@@ -115,8 +133,29 @@ def map_slab(folder: Path, shape: SlabShape) -> torch.Tensor:
     """Maps the slab as a tensor that shares its memory with the other processes."""
     with open(folder / "slab", "r+b") as stream:
         memory = mmap.mmap(stream.fileno(), shape.num_rows * shape.row_bytes)
-    flat = torch.frombuffer(memory, dtype=DTYPES[shape.dtype])
-    return flat.view(shape.tensor_shape)
+    dtype = torch.uint8 if shape.packed else DTYPES[shape.dtype]
+    return torch.frombuffer(memory, dtype=dtype).view(shape.tensor_shape)
+
+
+def rank_rows(slab: torch.Tensor, heads: slice) -> torch.Tensor:
+    """View of one rank's heads of plain or quantised rows."""
+    return slab[:, heads] if slab.dim() == 3 else slab[:, :, :, heads]
+
+
+def write_exponents(folder: Path, exponents: torch.Tensor) -> None:
+    """Writes the exponents of quantised rows; must come before the first row."""
+    with open(folder / "exponents.tmp", "wb", opener=_private) as stream:
+        stream.write(exponents.contiguous().numpy().tobytes())
+    os.replace(folder / "exponents.tmp", folder / "exponents")
+
+
+def load_exponents(folder: Path, shape: SlabShape) -> torch.Tensor | None:
+    """Exponents of quantised rows; None for plain rows, and before there is a row."""
+    try:
+        flat = torch.frombuffer(bytearray((folder / "exponents").read_bytes()), dtype=torch.int8)
+    except FileNotFoundError:
+        return None
+    return flat.view(shape.num_layers, shape.num_kv_heads, shape.head_dim)
 
 
 def map_leases(folder: Path) -> npt.NDArray[np.int64]:

@@ -20,7 +20,8 @@ from inferscale_runtime.inject import native
 from inferscale_runtime.inject.check import SlabLayout, choose_writer
 from inferscale_runtime.inject.fast import FastWriter, split_units
 from inferscale_runtime.inject.native import NativeLibrary, NativeUnavailableError, build_library
-from inferscale_runtime.inject.writer import LayerTarget, Placement, PortableWriter
+from inferscale_runtime.inject.writer import LayerTarget, Placement, PortableWriter, Unpacking
+from inferscale_runtime.packing.rows import channel_exponents, pack
 
 NUM_LAYERS, NUM_HEADS, HEAD_DIM, BLOCK, NUM_BLOCKS = 3, 4, 32, 32, 6
 POSITIONS = 500
@@ -126,6 +127,39 @@ def test_equals_the_portable_writer(
     assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+@pytest.mark.parametrize("heads", [slice(0, 4), slice(1, 3)])
+def test_quantised_rows(library: NativeLibrary, kind: str, heads: slice, threads: int) -> None:
+    slab, rotary = slab_of(2), Rotary(16)
+    slab[:, :, 0] *= torch.tensor([0.01, 1, 50, 3]).repeat(HEAD_DIM // 4)
+    packed = pack(slab, kind, channel_exponents(slab))
+    unpacking = Unpacking(packed.shape, packed.exponents, torch.float32)
+    slots = torch.randperm(NUM_BLOCKS * BLOCK, generator=torch.Generator().manual_seed(1))[:60]
+    slots[:40] = torch.arange(40) + 64
+    slots[40:] = torch.arange(140, 160)
+    placement = Placement(torch.arange(60).flip(0), torch.arange(60) + 7, slots)
+    layers = targets(heads.stop - heads.start)
+    plain = packed.unpack(torch.float32)
+    expected = written(PortableWriter(plain, heads, rotary), layers, [placement])
+    for writer in (
+        PortableWriter(packed.rows, heads, rotary, unpacking),
+        FastWriter(packed.rows, heads, rotary, library, 0, unpacking),
+    ):
+        assert torch.equal(written(writer, layers, [placement]), expected)
+    # The bytes are those of the quantised rows and not the plain ones by accident.
+    assert not torch.equal(
+        expected, written(PortableWriter(slab, heads, rotary), layers, [placement])
+    )
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_chosen_for_quantised_rows(library: NativeLibrary, kind: str) -> None:
+    packed = pack(slab_of(2), kind, channel_exponents(slab_of(2)))
+    choice = choose_writer("auto", targets(NUM_HEADS), Rotary(HEAD_DIM), layout(kv_dtype=kind))
+    assert (choice.name, choice.reason) == ("native", "")
+    assert isinstance(choice.open(packed.rows, packed.exponents), FastWriter)
+
+
 def test_scattered_slots_groups_and_threads(library: NativeLibrary, threads: int) -> None:
     slab, rotary = slab_of(5), Rotary(HEAD_DIM)
     slots = torch.randperm(NUM_BLOCKS * BLOCK, generator=torch.Generator().manual_seed(1))[:90]
@@ -162,8 +196,8 @@ def test_units_end_at_jumps_and_lines() -> None:
     assert split_units(torch.tensor([3])).tolist() == [0, 1]
 
 
-def layout(dtype: torch.dtype = torch.float32) -> SlabLayout:
-    return SlabLayout(NUM_LAYERS, NUM_HEADS, HEAD_DIM, dtype, slice(0, NUM_HEADS))
+def layout(dtype: torch.dtype = torch.float32, kv_dtype: str = "auto") -> SlabLayout:
+    return SlabLayout(NUM_LAYERS, NUM_HEADS, HEAD_DIM, dtype, slice(0, NUM_HEADS), kv_dtype)
 
 
 def test_chosen_when_the_bytes_are_the_same(library: NativeLibrary) -> None:
@@ -172,7 +206,7 @@ def test_chosen_when_the_bytes_are_the_same(library: NativeLibrary) -> None:
     choice = choose_writer("auto", layers, rotary, layout(), build_library)
     assert (choice.name, choice.reason) == ("native", "")
     assert all((layer.module.kv_cache == -1).all() for layer in layers), "live caches are left"
-    assert isinstance(choice.open(slab_of(1)), FastWriter)
+    assert isinstance(choice.open(slab_of(1), None), FastWriter)
 
 
 def test_portable_when_asked_for() -> None:
@@ -181,7 +215,7 @@ def test_portable_when_asked_for() -> None:
 
     choice = choose_writer("portable", targets(NUM_HEADS), Rotary(HEAD_DIM), layout(), build)
     assert choice.name == "portable"
-    assert isinstance(choice.open(slab_of(1)), PortableWriter)
+    assert isinstance(choice.open(slab_of(1), None), PortableWriter)
 
 
 def test_portable_when_the_bytes_differ() -> None:

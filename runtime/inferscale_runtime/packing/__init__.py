@@ -1,0 +1,1 @@
+"""packing of the InferScale runtime."""
