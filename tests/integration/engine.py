@@ -18,10 +18,11 @@ from typing import Any
 import torch
 from tests.integration.checkpoints import VOCAB
 
-from inferscale_runtime.config import RuntimeConfig, TierConfig
+from inferscale_runtime.config import EncodingConfig, RuntimeConfig, TierConfig
 from inferscale_runtime.connector.capability import PARAMS_KEY, Claim, seal_claim
 from inferscale_runtime.encode.engine import EncodeEngine, EncodeRequest
 from inferscale_runtime.tiers.arena import Arena
+from inferscale_runtime.tiers.form import SlabForm
 from inferscale_runtime.tiers.leases import Lease
 from inferscale_runtime.tiers.slab import (
     SlabShape,
@@ -237,6 +238,7 @@ def serve(
     max_step_bytes: int = 1 << 30,
     gpu_bytes: int = 0,
     plan_file: str = "",
+    kv_dtype: str = "auto",
     rows: int = 4096,
     **options: Any,
 ) -> Iterator[Served]:
@@ -245,7 +247,8 @@ def serve(
     from vllm.config import KVTransferConfig
 
     tiers = TierConfig(max_step_bytes=max_step_bytes, gpu_bytes=gpu_bytes, plan_file=plan_file)
-    config = RuntimeConfig(run_dir=str(run_dir), tiers=tiers).model_dump(mode="json")
+    encoding = EncodingConfig(kv_dtype=kv_dtype)
+    config = RuntimeConfig(run_dir=str(run_dir), tiers=tiers, encoding=encoding)
     with only_engine(model):
         llm = LLM(
             str(model),
@@ -255,7 +258,7 @@ def serve(
                 kv_connector="InferScaleConnector",
                 kv_connector_module_path="inferscale_runtime.connector.facade",
                 kv_role="kv_consumer",
-                kv_connector_extra_config={"inferscale": config},
+                kv_connector_extra_config={"inferscale": config.model_dump(mode="json")},
             ),
             **(OPTIONS | _SERVING | {"max_model_len": MAX_LEN} | options),
         )
@@ -269,10 +272,16 @@ def serve(
                 model_config.get_total_num_kv_heads(),
                 model_config.get_head_size(),
                 "float32",
+                kv_dtype,
             )
             create_run_files(run_dir, shape)
             leases = map_leases(run_dir)
-            arena = Arena(map_slab(run_dir, shape), leases, stamps=map_stamps(run_dir, shape))
+            arena = Arena(
+                map_slab(run_dir, shape),
+                leases,
+                stamps=map_stamps(run_dir, shape),
+                form=SlabForm(shape, run_dir),
+            )
             served = Served(llm, arena, leases, load_secret(run_dir))
             _spy(core, served)
             yield served

@@ -1,13 +1,15 @@
 """Worker side of the connector (worker process): finds layers, blocks and rope for the writer.
 
 All of a step's loads run before the forward, on the current stream. With a GPU arena their rows
-come from it and the portable writer is used; else they come from the DRAM arena.
+come from it, else from the DRAM arena. The Triton writer takes all loads of a step at once; the
+others take one after the other, because few rows stay in the processor's caches.
 """
 
 from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from inferscale_runtime.connector.support import (
 )
 from inferscale_runtime.errors import ConfigError
 from inferscale_runtime.inject.check import SlabLayout, Writer, WriterChoice, choose_writer
+from inferscale_runtime.inject.gpu import TritonWriter
 from inferscale_runtime.inject.writer import (
     LayerTarget,
     Placement,
@@ -76,8 +79,7 @@ class WorkerSide:
         self._kv_cache_config = kv_cache_config
         self._run_dir = run_dir
         self._tiers = tiers or TierConfig()
-        # Rows of the GPU arena are written by the portable writer.
-        self._mode = "portable" if self._tiers.gpu_bytes else writer
+        self._mode = writer
         self._rank = rank or tensor_rank()
         self._tier: DeviceTier | None = None
         self._heads = slice(None)
@@ -115,7 +117,10 @@ class WorkerSide:
         self._layout = layout
         self._rotary = rotary_module(self._config)
         # Now, not with the first request: building and proving the native writer takes seconds.
-        choice = choose_writer(self._mode, self._layers, self._rotary, layout)
+        mode = self._mode
+        if self._tiers.gpu_bytes and self._layers[0].module.kv_cache.device.type == "cpu":
+            mode = "portable"  # the native writer reads no arena but the slab
+        choice = choose_writer(mode, self._layers, self._rotary, layout)
         reason = f" ({choice.reason})" if choice.reason else ""
         logger.info("inject: the %s writer is used%s", choice.name, reason)
         self._choice = choice
@@ -168,20 +173,38 @@ class WorkerSide:
 
     def start_load(self, metadata: InjectionMetadata) -> None:
         """Writes every load of this step; returns when the writes are enqueued."""
+        if not metadata.loads:
+            return
+        writer = self._open()
+        if isinstance(writer, TritonWriter):
+            self._write_loads(writer, metadata.loads)
+            return
         for load in metadata.loads:
-            writer = self._open()
-            if self._tier is None:
-                rows = slab_rows(load.runs)[load.first : load.last]
-                writer.write(self._layers, self._placements(load, rows))
-            else:
-                self._write_from_device(self._tier, load)
+            self._write_loads(writer, [load])
 
-    def _write_from_device(self, tier: DeviceTier, load: Load) -> None:
-        runs, first = overlapping_runs(load.runs, load.first, load.last)
-        brought = tier.fetch(runs)
-        rows = torch.arange(load.first - first, load.last - first, device=brought.device)
-        writer = PortableWriter(brought, slice(None), self._rotary, self._unpacking)
-        writer.write(self._layers, self._placements(load, rows))
+    def _write_loads(self, writer: Writer, loads: Sequence[Load]) -> None:
+        if self._tier is None:
+            places = [
+                self._placements(load, slab_rows(load.runs)[load.first : load.last])
+                for load in loads
+            ]
+            writer.write(self._layers, _joined(places))
+            return
+        runs: list[tuple[int, int]] = []
+        places = []
+        done = 0
+        for load in loads:
+            kept, first = overlapping_runs(load.runs, load.first, load.last)
+            rows = torch.arange(load.first - first, load.last - first) + done
+            places.append(self._placements(load, rows.to(self._tier.device)))
+            runs += kept
+            done += sum(count for _, count in kept)
+        brought = self._tier.fetch(runs)
+        if isinstance(writer, TritonWriter):
+            writer.write_from(brought, self._layers, _joined(places))
+        else:
+            portable = PortableWriter(brought, slice(None), self._rotary, self._unpacking)
+            portable.write(self._layers, _joined(places))
 
     def _placements(self, load: Load, rows: torch.Tensor) -> list[Placement]:
         positions = torch.arange(load.first, load.last)
@@ -198,6 +221,20 @@ class WorkerSide:
                 )
             )
         return result
+
+
+def _joined(loads: Sequence[Sequence[Placement]]) -> list[Placement]:
+    """The placements of several loads as those of one, for each KV cache group."""
+    if len(loads) == 1:
+        return list(loads[0])
+    return [
+        Placement(
+            torch.cat([place.rows for place in places]),
+            torch.cat([place.positions for place in places]),
+            torch.cat([place.slots for place in places]),
+        )
+        for places in zip(*loads, strict=True)
+    ]
 
 
 def _map_pages(slab: torch.Tensor) -> None:

@@ -1,4 +1,6 @@
-"""Chooses the writer at start, by proof: the compiled one must write the portable one's bytes.
+"""Chooses the writer at start, by proof: a faster one must write the portable one's bytes.
+
+On the CPU that is the compiled one, on a GPU the Triton kernel.
 
 The proof runs on scratch caches of the real layers' shape and strides, through the real layers' own
 ``do_kv_cache_update`` and the model's own rotary module, before any request is served.
@@ -8,18 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from inferscale_runtime.inject.fast import FastWriter, check_layout
-from inferscale_runtime.inject.native import (
-    NativeLibrary,
-    NativeUnavailableError,
-    build_library,
+from inferscale_runtime.inject.gpu import TritonWriter, check_triton_layout
+from inferscale_runtime.inject.native import NativeLibrary, build_library
+from inferscale_runtime.inject.writer import (
+    LayerTarget,
+    Placement,
+    PortableWriter,
+    Unpacking,
+    WriterUnavailableError,
 )
-from inferscale_runtime.inject.writer import LayerTarget, Placement, PortableWriter, Unpacking
 from inferscale_runtime.packing.rows import channel_exponents, pack
 from inferscale_runtime.packing.shape import PackedShape
 
@@ -76,8 +82,8 @@ class WriterChoice:
     """Which writer is used and why.
 
     Attributes:
-        name: ``native`` or ``portable``.
-        reason: Why it is not the native one, or empty.
+        name: ``native``, ``triton`` or ``portable``.
+        reason: Why it is the portable one, or empty.
         open: Makes the writer over a slab and the exponents of its quantised rows.
     """
 
@@ -92,6 +98,7 @@ def choose_writer(
     rotary: Any,
     layout: SlabLayout,
     build: Callable[[], Path] = build_library,
+    kernel: Any = None,
 ) -> WriterChoice:
     """Chooses the writer.
 
@@ -101,9 +108,10 @@ def choose_writer(
         rotary: The model's rotary module.
         layout: The slab.
         build: Makes the compiled library.
+        kernel: The Triton kernel to use whatever the device is; for tests.
 
     Returns:
-        The native writer where it is proved right, else the portable one with the reason.
+        The fastest writer where it is proved right, else the portable one with the reason.
     """
 
     def portable(slab: torch.Tensor, exponents: torch.Tensor | None) -> Writer:
@@ -111,20 +119,49 @@ def choose_writer(
 
     if mode == "portable":
         return WriterChoice("portable", "inject.writer is 'portable'", portable)
+    on_gpu = kernel is not None or layers[0].module.kv_cache.device.type != "cpu"
     try:
-        check_layout(layers, rotary, layout.dtype)
-        library = NativeLibrary(build())
-        fused = _prove(layers, rotary, layout, library)
-    except NativeUnavailableError as error:
+        if on_gpu:
+            return _choose_triton(layers, rotary, layout, kernel)
+        return _choose_native(layers, rotary, layout, build)
+    except WriterUnavailableError as error:
         return WriterChoice("portable", str(error), portable)
     except Exception as error:  # of whatever kind: the portable writer needs nothing of this
         return WriterChoice("portable", f"{type(error).__name__}: {error}", portable)
 
-    def native(slab: torch.Tensor, exponents: torch.Tensor | None) -> Writer:
-        unpacking = layout.unpacking(exponents)
+
+def _choose_native(
+    layers: Sequence[LayerTarget], rotary: Any, layout: SlabLayout, build: Callable[[], Path]
+) -> WriterChoice:
+    check_layout(layers, rotary, layout.dtype)
+    library = NativeLibrary(build())
+
+    def make(slab: torch.Tensor, unpacking: Unpacking | None, fused: int) -> Writer:
         return FastWriter(slab, layout.heads, rotary, library, fused, unpacking)
 
-    return WriterChoice("native", "", native)
+    fused = _prove(layers, rotary, layout, make, _FUSED)
+    return WriterChoice(
+        "native", "", lambda slab, exponents: make(slab, layout.unpacking(exponents), fused)
+    )
+
+
+def _choose_triton(
+    layers: Sequence[LayerTarget], rotary: Any, layout: SlabLayout, kernel: Any
+) -> WriterChoice:
+    if find_spec("triton") is None:
+        raise WriterUnavailableError("triton is not installed")
+    from inferscale_runtime.inject.triton_kernel import ROUNDINGS, load_kernel
+
+    check_triton_layout(layers, rotary, layout.dtype)
+    kernel = kernel if kernel is not None else load_kernel()
+
+    def make(slab: torch.Tensor, unpacking: Unpacking | None, rounding: int) -> Writer:
+        return TritonWriter(slab, layout.heads, rotary, kernel, rounding, layout.dtype, unpacking)
+
+    rounding = _prove(layers, rotary, layout, make, ROUNDINGS)
+    return WriterChoice(
+        "triton", "", lambda slab, exponents: make(slab, layout.unpacking(exponents), rounding)
+    )
 
 
 class _Mirror:
@@ -139,30 +176,34 @@ class _Mirror:
 
 
 def _prove(
-    layers: Sequence[LayerTarget], rotary: Any, layout: SlabLayout, library: NativeLibrary
+    layers: Sequence[LayerTarget],
+    rotary: Any,
+    layout: SlabLayout,
+    make: Callable[[torch.Tensor, Unpacking | None, int], Writer],
+    roundings: Sequence[int],
 ) -> int:
     """Finds the rounding that gives the portable writer's bytes in every kind of layer."""
     shape = (_ROWS, layout.num_layers, 2, layout.num_kv_heads, layout.head_dim)
-    slab = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    slab = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(layout.dtype)
     unpacking = None
     if layout.packed:
         packed = pack(slab, layout.kv_dtype, channel_exponents(slab))
         slab, unpacking = packed.rows, layout.unpacking(packed.exponents)
     probes = list(_one_of_each(layers))
-    block_size = probes[0].module.kv_cache.shape[2]
-    placement = _awkward_placement(block_size, len(rotary.cos_sin_cache))
+    cache = probes[0].module.kv_cache
+    places = _awkward_placement(cache.shape[2], len(rotary.cos_sin_cache))
+    placement = Placement(*(part.to(cache.device) for part in places))
+    slab = slab.to(cache.device)
     portable = PortableWriter(slab, layout.heads, rotary, unpacking)
     expected = _written(portable, probes, placement)
     worst = float("inf")
-    for fused in _FUSED:
-        writer = FastWriter(slab, layout.heads, rotary, library, fused, unpacking)
-        found = _written(writer, probes, placement)
-        # Bit patterns, so that NaN equals itself and -0 is not 0.
+    for rounding in roundings:
+        found = _written(make(slab, unpacking, rounding), probes, placement)
         pairs = list(zip(found, expected, strict=True))
-        if all(torch.equal(a.view(torch.int32), b.view(torch.int32)) for a, b in pairs):
-            return fused
-        worst = min(worst, max(float((a - b).abs().max()) for a, b in pairs))
-    raise NativeUnavailableError(
+        if all(torch.equal(_bits(a), _bits(b)) for a, b in pairs):
+            return rounding
+        worst = min(worst, max(float((a.float() - b.float()).abs().max()) for a, b in pairs))
+    raise WriterUnavailableError(
         f"its bytes are not those of the layers' own writer (largest difference {worst:.2g})"
     )
 
@@ -186,7 +227,14 @@ def _one_of_each(layers: Sequence[LayerTarget]) -> Iterator[LayerTarget]:
             yield same[-1]
 
 
-def _awkward_placement(block_size: int, num_positions: int) -> Placement:
+def _bits(cache: torch.Tensor) -> torch.Tensor:
+    """Bit patterns: so NaN equals itself and -0 is not 0."""
+    return cache.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[cache.element_size()])
+
+
+def _awkward_placement(
+    block_size: int, num_positions: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Whole lines, short ones at both ends, single tokens, jumps, a block's end and backwards."""
     # No slot twice: which of two tokens stays is up to the threads. Blocks have at least 16 slots.
     runs = [(5, block_size), (2 * block_size - 8, 17), (3 * block_size - 3, 1)]
@@ -195,7 +243,7 @@ def _awkward_placement(block_size: int, num_positions: int) -> Placement:
     count = len(slots)
     rows = torch.arange(count).mul(37).remainder(_ROWS)
     positions = torch.arange(count).mul(max(1, num_positions // count)).remainder(num_positions)
-    return Placement(rows, positions, slots)
+    return rows, positions, slots
 
 
 def _written(
@@ -214,4 +262,5 @@ def _written(
 def _scratch(cache: torch.Tensor) -> torch.Tensor:
     """A cache of a few blocks with the same strides, filled with a number that nobody writes."""
     shape = (_BLOCKS, *cache.shape[1:])
-    return torch.empty_strided(shape, cache.stride(), dtype=cache.dtype).fill_(-123.0)
+    empty = torch.empty_strided(shape, cache.stride(), dtype=cache.dtype, device=cache.device)
+    return empty.fill_(-123.0 if cache.is_floating_point() else 133)

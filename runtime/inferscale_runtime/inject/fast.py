@@ -13,8 +13,13 @@ from typing import Any
 
 import torch
 
-from inferscale_runtime.inject.native import Job, NativeLibrary, NativeUnavailableError
-from inferscale_runtime.inject.writer import LayerTarget, Placement, Unpacking
+from inferscale_runtime.inject.native import Job, NativeLibrary
+from inferscale_runtime.inject.writer import (
+    LayerTarget,
+    Placement,
+    Unpacking,
+    WriterUnavailableError,
+)
 from inferscale_runtime.packing.rows import powers_of_two
 from inferscale_runtime.tiers.slab import rank_rows
 
@@ -175,26 +180,26 @@ def check_layout(layers: Sequence[LayerTarget], rotary: Any, slab_dtype: torch.d
     """Refuses what the compiled writer has no code for.
 
     Raises:
-        NativeUnavailableError: Naming it.
+        WriterUnavailableError: Naming it.
     """
     if slab_dtype != torch.float32:
-        raise NativeUnavailableError(f"KV is stored as {slab_dtype}; it knows float32 only")
+        raise WriterUnavailableError(f"KV is stored as {slab_dtype}; it knows float32 only")
     for layer in layers:
         cache = layer.module.kv_cache
         reason = _cache_problem(cache)
         if reason:
-            raise NativeUnavailableError(f"the cache of layer {layer.index} {reason}")
+            raise WriterUnavailableError(f"the cache of layer {layer.index} {reason}")
         if cache.shape[2] != layers[0].module.kv_cache.shape[2]:
-            raise NativeUnavailableError("the layers have different block sizes")
+            raise WriterUnavailableError("the layers have different block sizes")
     angles = getattr(rotary, "cos_sin_cache", None)
     head_dim = layers[0].module.kv_cache.shape[3] // 2
     if not isinstance(angles, torch.Tensor) or not getattr(rotary, "is_neox_style", False):
-        raise NativeUnavailableError("the rotary module is not of the rotate-half kind")
+        raise WriterUnavailableError("the rotary module is not of the rotate-half kind")
     rotary_dim = angles.shape[1]
     if angles.dtype != torch.float32 or not angles.is_contiguous() or angles.device.type != "cpu":
-        raise NativeUnavailableError("the rotary module's angles are not float32 on the CPU")
+        raise WriterUnavailableError("the rotary module's angles are not float32 on the CPU")
     if head_dim % LINE or rotary_dim % LINE or not rotary_dim <= head_dim <= MAX_HEAD_DIM:
-        raise NativeUnavailableError(f"head size {head_dim} with {rotary_dim} rotated is not known")
+        raise WriterUnavailableError(f"head size {head_dim} with {rotary_dim} rotated is not known")
 
 
 def _cache_problem(cache: torch.Tensor) -> str | None:

@@ -18,16 +18,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from inferscale_runtime.inject.writer import WriterUnavailableError
+
 SOURCE = Path(__file__).with_name("native.cpp")
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-std=c++17", "-shared", "-fPIC", "-w")
 BUILD_TIMEOUT_S = 120
 _RTLD_NOLOAD = 4  # bits/dlfcn.h; only finds a library that the process has already
 
 _POINTER, _COUNT = ctypes.c_void_p, ctypes.c_int64
-
-
-class NativeUnavailableError(Exception):
-    """Why the compiled writer cannot be used; the portable one takes its place."""
 
 
 class Job(ctypes.Structure):
@@ -72,7 +70,7 @@ class NativeLibrary:
         path: What `build_library` returned.
 
     Raises:
-        NativeUnavailableError: It cannot be loaded, or is of another version.
+        WriterUnavailableError: It cannot be loaded, or is of another version.
     """
 
     def __init__(self, path: Path) -> None:
@@ -81,10 +79,10 @@ class NativeLibrary:
             size = library.inferscale_job_bytes
             self._write = library.inferscale_write
         except (OSError, AttributeError) as error:
-            raise NativeUnavailableError(f"the built library cannot be loaded: {error}") from None
+            raise WriterUnavailableError(f"the built library cannot be loaded: {error}") from None
         size.restype = ctypes.c_int64
         if size() != ctypes.sizeof(Job):
-            raise NativeUnavailableError("the built library has another job structure")
+            raise WriterUnavailableError("the built library has another job structure")
         self._write.argtypes = (ctypes.POINTER(Job),)
         self._write.restype = None
         self.parallel = _openmp_entry()
@@ -119,13 +117,13 @@ def find_compiler() -> str:
     """The C++ compiler.
 
     Raises:
-        NativeUnavailableError: There is none.
+        WriterUnavailableError: There is none.
     """
     for name in (os.environ.get("CXX"), "g++", "clang++", "c++"):
         found = shutil.which(name) if name else None
         if found:
             return found
-    raise NativeUnavailableError("no C++ compiler was found (g++, clang++, c++ or $CXX)")
+    raise WriterUnavailableError("no C++ compiler was found (g++, clang++, c++ or $CXX)")
 
 
 def build_library(folder: Path | None = None, compiler: str | None = None) -> Path:
@@ -139,7 +137,7 @@ def build_library(folder: Path | None = None, compiler: str | None = None) -> Pa
         The library's path.
 
     Raises:
-        NativeUnavailableError: It cannot be built or safely kept.
+        WriterUnavailableError: It cannot be built or safely kept.
     """
     compiler = compiler or find_compiler()
     folder = folder or cache_folder()
@@ -151,13 +149,13 @@ def build_library(folder: Path | None = None, compiler: str | None = None) -> Pa
             _compile(compiler, target)
         return target
     except (OSError, subprocess.SubprocessError) as error:
-        raise NativeUnavailableError(f"the library cannot be built: {error}") from None
+        raise WriterUnavailableError(f"the library cannot be built: {error}") from None
 
 
 def _check_private(folder: Path) -> None:
     status = folder.stat()
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        raise NativeUnavailableError(
+        raise WriterUnavailableError(
             f"cache folder '{folder}': it belongs to another user or others may write to it; "
             "chmod 700 it or set XDG_CACHE_HOME"
         )
@@ -197,7 +195,7 @@ def _run(command: Sequence[str]) -> str:
     )
     if result.returncode:
         lines = result.stderr.strip().splitlines() or ["no message"]
-        raise NativeUnavailableError(
+        raise WriterUnavailableError(
             f"'{command[0]}' ended with status {result.returncode}: {lines[0][:200]}"
         )
     return result.stdout

@@ -25,6 +25,10 @@ Rotate = Callable[[torch.Tensor, torch.Tensor, None], tuple[torch.Tensor, None]]
 it may change in place."""
 
 
+class WriterUnavailableError(Exception):
+    """Why a faster writer cannot be used; the portable one takes its place."""
+
+
 @dataclass(frozen=True, slots=True)
 class LayerTarget:
     """Where one layer's rows go.

@@ -53,6 +53,11 @@ class DeviceTier:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
+    @property
+    def device(self) -> torch.device:
+        """Where the rows are brought."""
+        return self._arena.device
+
     def fetch(self, runs: Sequence[Run]) -> torch.Tensor:
         """See ``DeviceArena.fetch``."""
         with self._lock:

@@ -19,8 +19,14 @@ from hypothesis import strategies as st
 from inferscale_runtime.inject import native
 from inferscale_runtime.inject.check import SlabLayout, choose_writer
 from inferscale_runtime.inject.fast import FastWriter, split_units
-from inferscale_runtime.inject.native import NativeLibrary, NativeUnavailableError, build_library
-from inferscale_runtime.inject.writer import LayerTarget, Placement, PortableWriter, Unpacking
+from inferscale_runtime.inject.native import NativeLibrary, build_library
+from inferscale_runtime.inject.writer import (
+    LayerTarget,
+    Placement,
+    PortableWriter,
+    Unpacking,
+    WriterUnavailableError,
+)
 from inferscale_runtime.packing.rows import channel_exponents, pack
 
 NUM_LAYERS, NUM_HEADS, HEAD_DIM, BLOCK, NUM_BLOCKS = 3, 4, 32, 32, 6
@@ -289,7 +295,7 @@ def test_a_compiler_that_fails_is_a_reason(tmp_path: Path) -> None:
         "#!/bin/sh\n[ $1 = --version ] && exit 0\necho 'no such luck' >&2\nexit 3\n"
     )
     compiler.chmod(0o700)
-    with pytest.raises(NativeUnavailableError, match=r"status 3: no such luck"):
+    with pytest.raises(WriterUnavailableError, match=r"status 3: no such luck"):
         build_library(tmp_path / "cache", str(compiler))
     assert not list((tmp_path / "cache").iterdir()), "nothing half-built is left"
 
@@ -297,7 +303,7 @@ def test_a_compiler_that_fails_is_a_reason(tmp_path: Path) -> None:
 def test_no_compiler_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(NativeUnavailableError, match=r"no C\+\+ compiler"):
+    with pytest.raises(WriterUnavailableError, match=r"no C\+\+ compiler"):
         build_library(tmp_path / "cache")
 
 
@@ -305,7 +311,7 @@ def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     folder.mkdir()
     folder.chmod(0o777)
-    with pytest.raises(NativeUnavailableError, match="others may write"):
+    with pytest.raises(WriterUnavailableError, match="others may write"):
         build_library(folder)
 
 
@@ -319,7 +325,7 @@ def test_built_once(tmp_path: Path) -> None:
 def test_a_library_of_another_version_is_refused(tmp_path: Path) -> None:
     broken = tmp_path / "inject.so"
     broken.write_bytes(b"not a library")
-    with pytest.raises(NativeUnavailableError, match="cannot be loaded"):
+    with pytest.raises(WriterUnavailableError, match="cannot be loaded"):
         NativeLibrary(broken)
 
 
