@@ -11,7 +11,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from inferscale_runtime.errors import ConfigError
-from inferscale_runtime.packing.shape import KVDtype
+from inferscale_runtime.packing.shape import KVDtype as KVDtype
 
 DEFAULT_HEADING = (
     "You are a helpful assistant who remembers the user. What you know about the user:\n"

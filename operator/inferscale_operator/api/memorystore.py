@@ -59,6 +59,10 @@ class Encoding(Struct):
 
     policy: str = Field("neighbours:10", max_length=32, pattern=POLICY_PATTERN)
     """What is read before a fact: ``none``, ``turns:N``, ``facts:N``, ``neighbours:N``, ``all``."""
+    kv_dtype: Literal["auto", "int8", "fp8"] = "auto"
+    """How KV is stored and kept in memory: ``auto`` as the model computes it; ``int8`` and ``fp8``
+    take half the bytes of bfloat16 and a quarter of those of float32. Servers keep their arenas
+    quantised when all stores of a model agree. Another value encodes everything again."""
     embedder: str = Field("minilm", max_length=1024, pattern=EMBEDDER_PATTERN)
     """``minilm``, a folder in the image, or ``openai:MODEL@URL``."""
     embedder_api_key_secret_ref: SecretKeyRef | None = None

@@ -24,6 +24,7 @@ from inferscale_runtime.config import (
     AuthConfig,
     EncodingConfig,
     JwtConfig,
+    KVDtype,
     LimitConfig,
     PromptConfig,
     QuotaConfig,
@@ -54,7 +55,11 @@ def encode_config(name: str, spec: MemoryStoreSpec) -> Manifest:
         RuntimeConfig(
             store=store_url(name, spec, STORE),
             prompt=_prompt(spec),
-            encoding=EncodingConfig(policy=spec.encoding.policy, embedder=spec.encoding.embedder),
+            encoding=EncodingConfig(
+                policy=spec.encoding.policy,
+                embedder=spec.encoding.embedder,
+                **_kv_dtype([spec.encoding.kv_dtype]),
+            ),
             retrieval=RetrievalConfig(embedder_api_key_file=EMBEDDER_KEY_FILE if key else ""),
             quota=QuotaConfig(
                 max_facts_per_user=quota.max_facts_per_user,
@@ -65,6 +70,11 @@ def encode_config(name: str, spec: MemoryStoreSpec) -> Manifest:
             retention=RetentionConfig(max_age_days=spec.retention.max_age_days),
         )
     )
+
+
+def _kv_dtype(wanted: Sequence[KVDtype]) -> dict[str, KVDtype]:
+    """An arena has one form; where stores differ, it is plain and rows are unpacked into it."""
+    return {"kv_dtype": wanted[0]} if set(wanted) in ({"int8"}, {"fp8"}) else {}
 
 
 def serve_config(
@@ -97,7 +107,11 @@ def serve_config(
                 for store in stores
             ),
             prompt=_prompt(stores[0].spec),
-            encoding=EncodingConfig(policy=stores[0].spec.encoding.policy, embedder=first.embedder),
+            encoding=EncodingConfig(
+                policy=stores[0].spec.encoding.policy,
+                embedder=first.embedder,
+                **_kv_dtype([store.spec.encoding.kv_dtype for store in stores]),
+            ),
             retrieval=RetrievalConfig(
                 top_k=retrieval.top_k,
                 link_tail=retrieval.link_tail,

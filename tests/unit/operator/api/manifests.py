@@ -80,6 +80,7 @@ _STORE: Manifest = store(
     prompt={"heading": "Known:\n", "factFormat": "* {text}\n", "footer": "\n"},
     encoding={
         "policy": "turns:20",
+        "kvDtype": "int8",
         "embedder": "openai:m@https://e/v1",
         "embedderApiKeySecretRef": KEY,
     },

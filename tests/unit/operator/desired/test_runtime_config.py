@@ -92,6 +92,30 @@ def test_an_endpoint_and_its_key_come_from_the_store_that_has_them() -> None:
     assert config.retrieval.embedder == ""
 
 
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [
+        (["int8"], "int8"),
+        (["fp8", "fp8"], "fp8"),
+        (["int8", "fp8"], "auto"),
+        (["int8", "auto"], "auto"),
+        (["auto"], "auto"),
+    ],
+)
+def test_arenas_are_quantised_when_all_stores_are(kinds: list[str], expected: str) -> None:
+    names = "ab"[: len(kinds)]
+    stores = [
+        _view(name, name, encoding={"kvDtype": kind})
+        for name, kind in zip(names, kinds, strict=True)
+    ]
+    document = serve_config(_model(*names), stores)
+    assert _read(document).encoding.kv_dtype == expected
+    # Written only where it says something: a release that knows it must not restart the others.
+    assert ("kv_dtype" in document["encoding"]) == (expected != "auto")
+    job = encode_config("a", _store(encoding={"kvDtype": kinds[0]}))
+    assert _read(job).encoding.kv_dtype == kinds[0]
+
+
 def test_only_what_the_spec_decides_is_written() -> None:
     document = serve_config(_model("a"), [_view("a")])
     assert "warm" not in document["tiers"]
