@@ -33,7 +33,7 @@ def test_rows_in_memory_are_quantised_and_the_engine_unpacks_them(
     ids = (*memory.token_ids, *random_ids(random.Random(6), 19))
     exponents = channel_exponents(memory.kv[0])
     text = None
-    for kind, bound in (("int8", 0.02), ("fp8", 0.1)):
+    for kind, bound in (("int8", 0.1), ("fp8", 0.3)):
         folders = [tmp_path / f"{kind}-{name}" for name in ("packed", "device", "plain")]
         for folder in folders:
             folder.mkdir()

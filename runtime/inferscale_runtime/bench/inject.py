@@ -1,8 +1,9 @@
 """``inferscale bench inject``: how fast stored rows get into the engine's cache.
 
 A real engine is started in this process for its layers, caches and rotary module; the slab is a
-shared-memory file as in the server. The writers and a plain copy of the same bytes take turns, so
-that all see the same machine.
+shared-memory file as in the server, or lies on the GPU that the caches are on. The writers, over
+plain and over quantised rows, and a plain copy of the bytes that they write take turns, so that all
+see the same machine.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import torch
 from inferscale_runtime.bench.report import BenchError, Row
 from inferscale_runtime.inject.check import SlabLayout, Writer, choose_writer
 from inferscale_runtime.inject.writer import LayerTarget, Placement
+from inferscale_runtime.packing.rows import pack
 from inferscale_runtime.tiers.slab import DTYPES, SlabShape, create_run_files, map_slab
 
 COLUMNS = (
@@ -30,12 +32,19 @@ COLUMNS = (
     ("megabytes", "MB"),
     ("portable_p50_ms", "portable ms"),
     ("native_p50_ms", "native ms"),
+    ("triton_p50_ms", "triton ms"),
+    ("int8_p50_ms", "int8 ms"),
+    ("fp8_p50_ms", "fp8 ms"),
     ("memcpy_p50_ms", "memcpy ms"),
-    ("portable_gb_per_s", "portable GB/s"),
     ("native_gb_per_s", "native GB/s"),
+    ("triton_gb_per_s", "triton GB/s"),
+    ("int8_gb_per_s", "int8 GB/s"),
+    ("fp8_gb_per_s", "fp8 GB/s"),
     ("memcpy_gb_per_s", "memcpy GB/s"),
     ("native_per_memcpy", "native/memcpy"),
+    ("triton_per_memcpy", "triton/memcpy"),
 )
+QUANTISED = ("int8", "fp8")
 FACT_TOKENS = 30
 
 
@@ -94,14 +103,25 @@ def running_engine(model: str, dtype: str, kv_cache_bytes: int) -> Iterator[Engi
 
 
 @contextmanager
-def random_slab(layout: SlabLayout, rows: int) -> Iterator[torch.Tensor]:
-    """A slab in shared memory, filled with random rows."""
+def random_slab(layout: SlabLayout, rows: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """A slab in shared memory, filled with random rows, and the exponents of quantised ones."""
     dtype = next(name for name, value in DTYPES.items() if value == layout.dtype)
-    shape = SlabShape(rows, layout.num_layers, layout.num_kv_heads, layout.head_dim, dtype)
+    shape = SlabShape(
+        rows, layout.num_layers, layout.num_kv_heads, layout.head_dim, dtype, layout.kv_dtype
+    )
+    plain = (layout.num_layers, 2, layout.num_kv_heads, layout.head_dim)
+    generator = torch.Generator().manual_seed(0)
+    exponents = torch.zeros((plain[0], *plain[2:]), dtype=torch.int8)
     with tempfile.TemporaryDirectory(prefix="inferscale-bench-", dir="/dev/shm") as name:
         create_run_files(Path(name), shape)
         slab = map_slab(Path(name), shape)
-        yield slab.normal_(generator=torch.Generator().manual_seed(0))
+        for first in range(0, rows, 64):
+            part = slab[first : first + 64]
+            values = torch.randn((len(part), *plain), generator=generator)
+            if shape.packed:
+                values = pack(values, layout.kv_dtype, exponents).rows
+            part.copy_(values)
+        yield slab, exponents
 
 
 def place_tokens(tokens: int, rows: int, num_blocks: int, block_size: int, seed: int) -> Placement:
@@ -139,35 +159,47 @@ def measure(
     """Measures all token counts.
 
     Returns:
-        One row for each count, and why there is no native writer, or empty.
+        One row for each count, and why there is no faster writer, or empty.
     """
-    choices = {
-        mode: choose_writer(mode, engine.layers, engine.rotary, engine.layout)
-        for mode in ("portable", "auto")
-    }
-    native = choices["auto"].name == "native"
+    device = engine.layers[0].module.kv_cache.device
     rows = 2 * max(counts) + 2 * FACT_TOKENS
-    with random_slab(engine.layout, rows) as slab:
-        writers: dict[str, Writer] = {"portable": choices["portable"].open(slab, None)}
-        if native:
-            writers["native"] = choices["auto"].open(slab, None)
+    writers: dict[str, Writer] = {}
+    reason = ""
+    with ExitStack() as stack:
+        for kind in ("auto", *QUANTISED):
+            layout = replace(engine.layout, kv_dtype=kind)
+            choice = choose_writer("auto", engine.layers, engine.rotary, layout)
+            slab, exponents = stack.enter_context(random_slab(layout, rows))
+            slab = slab.to(device)
+            if kind == "auto":
+                reason = choice.reason
+                portable = choose_writer("portable", engine.layers, engine.rotary, layout)
+                writers["portable"] = portable.open(slab, None)
+            if not choice.reason:
+                writers[choice.name if kind == "auto" else kind] = choice.open(slab, exponents)
         results = []
+        shape = (engine.layout.num_layers, 2, engine.layout.num_kv_heads, engine.layout.head_dim)
         for tokens in counts:
             placement = place_tokens(tokens, rows, engine.num_blocks, engine.block_size, seed)
-            times = _take_turns(engine, slab, writers, placement, repeats)
-            results.append(_row(tokens, tokens * slab[0].nbytes, times))
-    return results, "" if native else choices["auto"].reason
+            source = torch.rand((tokens, *shape)).to(engine.layout.dtype).to(device)
+            times = _take_turns(engine, source, writers, placement.to(device), repeats)
+            results.append(_row(tokens, source.nbytes, times))
+    return results, reason
 
 
 def _take_turns(
     engine: Engine,
-    slab: torch.Tensor,
+    source: torch.Tensor,
     writers: dict[str, Writer],
     placement: Placement,
     repeats: int,
 ) -> dict[str, list[float]]:
-    source = torch.rand((len(placement.rows), *slab.shape[1:])).to(slab.dtype)
     target = torch.empty_like(source)
+    cuda = source.device.type == "cuda"
+
+    def wait() -> None:
+        if cuda:
+            torch.cuda.synchronize()
 
     def job(writer: Writer) -> Callable[[], object]:
         return lambda: writer.write(engine.layers, [placement])
@@ -177,8 +209,10 @@ def _take_turns(
     times: dict[str, list[float]] = {name: [] for name in jobs}
     for turn in range(repeats + 1):
         for name, run in jobs.items():
+            wait()
             start = time.perf_counter()
             run()
+            wait()
             if turn:  # the first turn is the warm-up
                 times[name].append(time.perf_counter() - start)
     return times
@@ -191,8 +225,7 @@ def _row(tokens: int, size: int, times: dict[str, list[float]]) -> Row:
         row[f"{name}_p50_ms"] = round(middle * 1e3, 3)
         row[f"{name}_min_ms"] = round(min(seconds) * 1e3, 3)
         row[f"{name}_gb_per_s"] = round(size / middle / 1e9, 3)
-    for name in ("portable", "native"):
-        if name in times:
-            share = row[f"{name}_gb_per_s"] / row["memcpy_gb_per_s"]
-            row[f"{name}_per_memcpy"] = round(share, 3)
+    for name in times.keys() - {"memcpy"}:
+        share = row[f"{name}_gb_per_s"] / row["memcpy_gb_per_s"]
+        row[f"{name}_per_memcpy"] = round(share, 3)
     return row

@@ -313,10 +313,11 @@ def run_inject(arguments: argparse.Namespace) -> None:
             engine, arguments.tokens, arguments.repeats, arguments.seed
         )
     if reason:
-        report.notes.append(f"no native writer: {reason}")
+        report.notes.append(f"no faster writer: {reason}")
+    report.columns = tuple(column for column in report.columns if column[0] in report.rows[0])
     publish(report, arguments.json)
     if arguments.plot:
-        names = ("portable", "native", "memcpy")
+        names = ("portable", "native", "triton", *inject.QUANTISED, "memcpy")
         shown = [name for name in names if f"{name}_gb_per_s" in report.rows[0]]
         curves = [Curve(n, [(r["tokens"], r[f"{n}_gb_per_s"]) for r in report.rows]) for n in shown]
         draw(arguments.plot, "Writing KV into the cache", ("tokens", "GB/s"), curves)

@@ -191,8 +191,7 @@ def _prove(
         slab, unpacking = packed.rows, layout.unpacking(packed.exponents)
     probes = list(_one_of_each(layers))
     cache = probes[0].module.kv_cache
-    places = _awkward_placement(cache.shape[2], len(rotary.cos_sin_cache))
-    placement = Placement(*(part.to(cache.device) for part in places))
+    placement = _awkward_placement(cache.shape[2], len(rotary.cos_sin_cache)).to(cache.device)
     slab = slab.to(cache.device)
     portable = PortableWriter(slab, layout.heads, rotary, unpacking)
     expected = _written(portable, probes, placement)
@@ -232,9 +231,7 @@ def _bits(cache: torch.Tensor) -> torch.Tensor:
     return cache.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[cache.element_size()])
 
 
-def _awkward_placement(
-    block_size: int, num_positions: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _awkward_placement(block_size: int, num_positions: int) -> Placement:
     """Whole lines, short ones at both ends, single tokens, jumps, a block's end and backwards."""
     # No slot twice: which of two tokens stays is up to the threads. Blocks have at least 16 slots.
     runs = [(5, block_size), (2 * block_size - 8, 17), (3 * block_size - 3, 1)]
@@ -243,7 +240,7 @@ def _awkward_placement(
     count = len(slots)
     rows = torch.arange(count).mul(37).remainder(_ROWS)
     positions = torch.arange(count).mul(max(1, num_positions // count)).remainder(num_positions)
-    return rows, positions, slots
+    return Placement(rows, positions, slots)
 
 
 def _written(

@@ -58,6 +58,10 @@ class Placement:
     positions: torch.Tensor
     slots: torch.Tensor
 
+    def to(self, device: torch.device) -> Placement:
+        """All on one device."""
+        return Placement(self.rows.to(device), self.positions.to(device), self.slots.to(device))
+
 
 @dataclass(frozen=True, slots=True)
 class Unpacking:

@@ -8,12 +8,17 @@ own.
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 from triton.runtime import interpreter
 
 from inferscale_runtime.inject.check import SlabLayout, choose_writer
@@ -292,3 +297,33 @@ def test_unaligned_layers_are_refused() -> None:
         found[1] = memory[8:].as_strided(found[0].shape, found[0].stride())
     with pytest.raises(WriterUnavailableError, match="not aligned"):
         check_triton_layout(targets(found), Rotary(64, 64, True, F32), F32)
+
+
+@pytest.mark.parametrize("kind", ["auto", "int8"])
+def test_compiles_for_a_gpu_with_whole_accesses(kind: str) -> None:
+    kernel = load_kernel()
+    names = kernel.arg_names
+    packed = kind != "auto"
+    constants = {
+        "HEAD_DIM": 128, "ROTARY_DIM": 128, "HALF": 64, "PASSED": 1, "WIDTH": 128, "NEOX": True,
+        "PACKED": packed, "ROUNDING": 3, "MODEL_TYPE": tl.bfloat16, "FP8_CACHE": False,
+        "LIMIT": 448.0, "BLOCK": 16,
+    }  # fmt: skip
+    rows = ("*i8", "*bf16", "*fp32") if packed else ("*bf16",) * 3
+    pointers = (*rows, "*bf16", "*bf16", "*i64", "*i64", "*i64")
+    signature = dict.fromkeys(names, "i32") | dict(zip(names, pointers, strict=False))
+    signature |= dict.fromkeys(constants, "constexpr")
+    divisible = [n for n, name in enumerate(names) if "stride" in name or "*" in signature[name]]
+    divisible += [names.index("value_offset"), names.index("scale_offset")]
+    source = ASTSource(
+        kernel,
+        signature,
+        {(names.index(name),): value for name, value in constants.items()},
+        {(n,): [["tt.divisibility", 16]] for n in divisible},
+    )
+    options = {"num_warps": 4, "enable_fp_fusion": False}
+    text = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+    # Rows and caches go in pieces of 16 bytes (8 for codes): anything less wastes bandwidth.
+    assert "st.global.v4.b32" in text
+    assert not re.search(r"st\.global\.(b16|b32|b8)", text)
+    assert not re.search(r"ld\.global\.b8", text)
