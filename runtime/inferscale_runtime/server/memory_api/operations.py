@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from http import HTTPStatus
 from typing import Protocol, TypeVar
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from inferscale_runtime.config import QuotaConfig
-from inferscale_runtime.errors import PreconditionFailed, QuotaError
+from inferscale_runtime.errors import PreconditionFailed, QuotaError, StoreError
 from inferscale_runtime.retrieval.batcher import MAX_BATCH, EmbeddingBatcher
 from inferscale_runtime.server.refusal import Refusal
 from inferscale_runtime.server.service import MemoryService
@@ -29,6 +29,8 @@ from inferscale_runtime.store import living
 from inferscale_runtime.store.living import FactWrite
 from inferscale_runtime.store.store import UserReceipt
 
+LOOK_SECONDS = 5.0
+"""How often a writing thread looks whether the server is still there (arbitrary)."""
 WRITERS = 8
 """Threads for writing (arbitrary: they mostly wait)."""
 ORIGIN = "api"
@@ -40,6 +42,7 @@ class _Change(Protocol):
 
 
 _T = TypeVar("_T")
+_R = TypeVar("_R")
 _C = TypeVar("_C", bound=_Change)
 
 
@@ -206,8 +209,19 @@ def _embed(
     # A batch at a time: questions that come meanwhile wait for one batch, not for all of them.
     for first in range(0, len(texts), MAX_BATCH):
         part = texts[first : first + MAX_BATCH]
-        rows += asyncio.run_coroutine_threadsafe(some(part), loop).result()
+        rows += _wait_for(asyncio.run_coroutine_threadsafe(some(part), loop), loop)
     return np.stack(rows)
+
+
+def _wait_for(future: Future[_R], loop: asyncio.AbstractEventLoop) -> _R:
+    """Waits in a thread, but not for a loop that has ended: the process could not end then."""
+    while True:
+        wait([future], timeout=LOOK_SECONDS)
+        if future.done():
+            return future.result()
+        if not loop.is_running():
+            future.cancel()
+            raise StoreError("the server is ending")
 
 
 def unknown_user() -> Refusal:
