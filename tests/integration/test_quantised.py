@@ -1,13 +1,11 @@
-"""Quantised KV through the real engine: what is unpacked there is what was quantised."""
+"""Quantised KV through the real engine, from the DRAM arena and from the GPU arena."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from tests.integration.checkpoints import make_checkpoint
 from tests.integration.engine import (
     assert_same,
@@ -19,8 +17,6 @@ from tests.integration.engine import (
     serve,
 )
 
-from inferscale_runtime.packing.rows import channel_exponents, pack
-
 pytestmark = pytest.mark.vllm
 
 
@@ -31,25 +27,17 @@ def test_rows_in_memory_are_quantised_and_the_engine_unpacks_them(
     with encoder(model) as engine:
         memory = encode(engine, random_pieces(5))
     ids = (*memory.token_ids, *random_ids(random.Random(6), 19))
-    exponents = channel_exponents(memory.kv[0])
-    text = None
-    for kind, bound in (("int8", 0.1), ("fp8", 0.3)):
-        folders = [tmp_path / f"{kind}-{name}" for name in ("packed", "device", "plain")]
-        for folder in folders:
-            folder.mkdir()
-        with serve(model, folders[0], kv_dtype=kind) as served:
-            keys = served.put("a", memory)
-            assert served.arena.row_bytes * 3 < memory.kv[0][0].nbytes
-            text = text or served.text(ids)
-            packed = served.inject(keys, ids)
-        assert max_difference(packed, text) < bound
-        with serve(model, folders[1], kv_dtype=kind, gpu_bytes=1 << 20) as served:
-            assert_same(served.inject(served.put("a", memory), ids), packed)
-        rounded = replace(
-            memory,
-            kv=tuple(pack(kv, kind, exponents).unpack(torch.float32) for kv in memory.kv),
-        )
-        with serve(model, folders[2]) as served:
-            plain = served.inject(served.put("a", rounded), ids)
-        assert plain.tokens == packed.tokens
-        assert max_difference(plain, packed) < 1e-5
+    folders = [tmp_path / name for name in ("dram", "device")]
+    for folder in folders:
+        folder.mkdir()
+    with serve(model, folders[0], kv_dtype="int8") as served:
+        keys = served.put("a", memory)
+        assert served.arena.row_bytes * 3 < memory.kv[0][0].nbytes
+        text = served.text(ids)
+        packed = served.inject(keys, ids)
+        wrong = served.inject([keys[0], *reversed(keys[1:])], ids)
+    # Measured: 0.04 with a model of random weights, whose logits are nearly flat.
+    assert max_difference(packed, text) < 0.1
+    assert max_difference(packed, text) < max_difference(wrong, text) / 3
+    with serve(model, folders[1], kv_dtype="int8", gpu_bytes=1 << 20) as served:
+        assert_same(served.inject(served.put("a", memory), ids), packed)

@@ -178,3 +178,8 @@ def test_minilm_ranks_by_meaning_without_the_network(monkeypatch: pytest.MonkeyP
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
     assert vectors[2] @ vectors[0] > vectors[2] @ vectors[1]
     assert embedder.embed([]).shape == (0, 384)
+    # Questions and facts take different ways through the library and must come to the same.
+    texts = [f"Which pet do I have, number {n}?" for n in range(40)]
+    many = embedder.embed(texts)
+    few = np.concatenate([embedder.embed(texts[:1]), embedder.embed(texts[1:20])])
+    np.testing.assert_allclose(few, many[:20], atol=1e-6)
