@@ -215,6 +215,30 @@ class InjectConfig(_Section):
     ``portable`` always writes through the engine's own layers."""
 
 
+class CanaryConfig(_Section):
+    """Scoring of prompts as text and as injected, by the server itself."""
+
+    sample: float = Field(0.0, ge=0, le=1)
+    """Share of users' injected requests that are scored afterwards; 0 scores none."""
+    start_samples: int = Field(0, ge=0, le=100)
+    """Prompts of each store that are scored at start, and again when the store is degraded; 0
+    scores none."""
+    start_timeout_ms: int = Field(20_000, ge=0, le=3_600_000)
+    """How long the server waits for that before it is ready; it goes on behind it."""
+    tokens: int = Field(8, ge=1, le=256)
+    """Tokens of the answer that are compared, in each prompt."""
+    kl_limit: float = Field(0.5, gt=0)
+    """Most nats of KL(text || injected), as a mean over the window; above it the store goes as
+    text. What cannot be told from the 20 most likely tokens is left out, so the true figure may be
+    higher."""
+    top1_limit: float = Field(0.6, ge=0, le=1)
+    """Least share of positions at which text and injected memory expect the same token most."""
+    window: int = Field(20, ge=1, le=10_000)
+    """Prompts that the figures are taken over, the latest ones."""
+    recheck_seconds: int = Field(300, ge=1, le=86_400)
+    """How long a degraded store goes as text before it is tried again."""
+
+
 class StoreShare(_Section):
     """What one store may have of the DRAM arena."""
 
@@ -274,6 +298,7 @@ class RuntimeConfig(_Section):
     tiers: TierConfig = TierConfig()
     inject: InjectConfig = InjectConfig()
     sessions: SessionConfig = SessionConfig()
+    canary: CanaryConfig = CanaryConfig()
     quota: QuotaConfig = QuotaConfig()
     retention: RetentionConfig = RetentionConfig()
     auth: AuthConfig = AuthConfig()

@@ -106,6 +106,90 @@ def test_encode(smollm2: Path, workdir: Path) -> None:
     assert row["prefill_tokens_per_s"] > 0
 
 
+def test_quality(smollm2: Path, workdir: Path) -> None:
+    """``all`` in the stored order is exact, another order is not, and the text side is right."""
+    data, file = workdir / "locomo.json", workdir / "quality.json"
+    conversation = locomo_conversation()
+    data.write_text(json.dumps([conversation]))
+    arguments = ["bench", "quality", "--model", str(smollm2), "--data", str(data)]
+    arguments += ["--workdir", str(workdir / "quality"), "--settings", "all+stored,all"]
+    arguments += ["--k", "6", "--users", "1", "--questions", "2", "--max-model-len", "1024"]
+    arguments += ["--dram-bytes", str(1 << 26), "--kv-cache-bytes", str(1 << 27)]
+    done = run_cli(*arguments, "--json", str(file))
+    assert done.returncode == 0, done.stderr[-3000:]
+    exact, other = (row for row in check_document(file, "quality") if row["category"] == "all")
+    assert (exact["setting"], other["setting"]) == ("all+stored", "all")
+    assert exact["questions"] == 2
+    assert abs(exact["worse_nats"]) < 1e-3
+    assert exact["kl"] < 1e-4
+    assert exact["top1"] == 1
+    assert other["kl"] > 1e-3, "facts read behind others than those before them are not exact"
+    assert exact["recall"] == 1
+    assert exact["text_nats"] == pytest.approx(oracle_nats(smollm2, conversation), abs=1e-3)
+
+
+def locomo_conversation() -> dict[str, Any]:
+    """Written for this test in LoCoMo's shape."""
+    lines = (
+        "Ann moved to Bergen in March",
+        "Ann plays the cello in an orchestra",
+        "Ben has a red canoe",
+        "Ben works as a baker at night",
+        "Ann is afraid of large dogs",
+        "Ben learns Greek with his sister",
+    )
+    turns = [
+        {"speaker": text[:3], "dia_id": f"D1:{n}", "text": text} for n, text in enumerate(lines, 1)
+    ]
+    return {
+        "sample_id": "c1",
+        "qa": [
+            {"question": q, "answer": a, "evidence": [f"D1:{n}"], "category": 4}
+            for q, a, n in (
+                ("Where did Ann move to?", "Bergen", 1),
+                ("What does Ben work as?", "He is a baker", 4),
+            )
+        ],
+        "conversation": {"session_1_date_time": "1 May 2023", "session_1": turns},
+        "observation": {
+            "session_1_observation": {
+                "Ann": [[f"{text}.", f"D1:{n}"] for n, text in enumerate(lines, 1)]
+            }
+        },
+    }
+
+
+def oracle_nats(model: Path, conversation: dict[str, Any]) -> float:
+    """Mean log-likelihood of the gold answers after the text prompt, by transformers."""
+    import torch
+    import transformers as hf
+
+    from inferscale_runtime.config import DEFAULT_FOOTER, DEFAULT_HEADING
+
+    tokenizer = hf.AutoTokenizer.from_pretrained(model)
+    oracle = hf.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    facts = [text for text, _ in conversation["observation"]["session_1_observation"]["Ann"]]
+    found = []
+    for entry in conversation["qa"]:
+        memory = "".join(f"- {text} (1 May 2023)\n" for text in facts)
+        messages = [
+            {"role": "system", "content": DEFAULT_HEADING + memory + DEFAULT_FOOTER},
+            {"role": "user", "content": entry["question"]},
+        ]
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        # Each fact is tokenised alone, as are preamble, rest and answer.
+        start, end = text.index(memory), text.index(memory) + len(memory)
+        parts = [text[:start], *(f"{line}\n" for line in memory.splitlines()), text[end:]]
+        prompt = [t for part in parts for t in tokenizer.encode(part, add_special_tokens=False)]
+        gold = tokenizer.encode(entry["answer"], add_special_tokens=False)
+        gold.append(tokenizer.eos_token_id)
+        with torch.no_grad():
+            logits = oracle(torch.tensor([[*prompt, *gold]])).logits[0, -len(gold) - 1 : -1]
+        logprobs = logits.log_softmax(-1)
+        found.append(float(logprobs[range(len(gold)), gold].mean()))
+    return sum(found) / len(found)
+
+
 @pytest.mark.slow
 def test_interrupt_stops_the_server(smollm2: Path, workdir: Path) -> None:
     log = workdir / "interrupted.log"

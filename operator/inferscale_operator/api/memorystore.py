@@ -29,7 +29,7 @@ from inferscale_operator.api.sources import (
 from inferscale_operator.api.tiers import Placement
 from inferscale_runtime.config import DEFAULT_FOOTER, DEFAULT_HEADING
 
-POLICY_PATTERN = r"^(none|all|(turns|facts|neighbours):[1-9][0-9]{0,3})$"
+POLICY_PATTERN = r"^(none|all|(turns|facts|neighbours|chain):[1-9][0-9]{0,3})$"
 CRON_PATTERN = r"^[0-9A-Za-z*/,#-]+( [0-9A-Za-z*/,#-]+){4}$"
 EMBEDDER_PATTERN = r"^(minilm|/[^\s]+|openai:[^@\s]+@https?://[^\s]+)$"
 
@@ -58,7 +58,8 @@ class Encoding(Struct):
     )
 
     policy: str = Field("neighbours:10", max_length=32, pattern=POLICY_PATTERN)
-    """What is read before a fact: ``none``, ``turns:N``, ``facts:N``, ``neighbours:N``, ``all``."""
+    """What is read before a fact: ``none``, ``turns:N``, ``facts:N``, ``neighbours:N``,
+    ``chain:N``, ``all``."""
     kv_dtype: Literal["auto", "int8", "fp8"] = "auto"
     """How KV is stored and kept in memory: ``auto`` as the model computes it; ``int8`` and ``fp8``
     take half the bytes of bfloat16 and a quarter of those of float32. Servers keep their arenas
@@ -346,7 +347,8 @@ class MemoryStoreStatus(Struct):
     observed_generation: int = Field(0, ge=0)
     """Generation of the spec that this status belongs to."""
     conditions: ConditionList
-    """``SourceReady``, ``StorageBound``, ``Encoded`` and the summary ``Ready``."""
+    """``SourceReady``, ``StorageBound``, ``Encoded``, the summary ``Ready``, and ``Degraded``,
+    which is no part of it: servers found its injected answers too far from text."""
     facts: StoreFacts = Field(default_factory=StoreFacts)
     """Counts."""
     fingerprint: str = Field("", max_length=128)

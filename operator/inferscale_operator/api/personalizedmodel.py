@@ -16,6 +16,7 @@ from inferscale_operator.api.base import (
     Scheduling,
     StoreName,
 )
+from inferscale_operator.api.canary import Canary, StoreCanaryStatus
 from inferscale_operator.api.memorystore import StoreFacts
 from inferscale_operator.api.rules import Resource, Rule, Struct
 from inferscale_operator.api.tiers import BudgetStatus, PlacementStatus, Tiers
@@ -235,6 +236,8 @@ class PersonalizedModelSpec(Struct):
     """The server pods."""
     autoscaling: Autoscaling = Field(default_factory=Autoscaling)
     """Scaling."""
+    canary: Canary | None = None
+    """Check of injected answers against text; the servers' own defaults when absent."""
     auth: Auth = Field(default_factory=Auth)
     """Who may call the server."""
     disruption: Disruption = Field(default_factory=Disruption)
@@ -261,7 +264,7 @@ class PersonalizedModelStatus(Struct):
     """Generation of the spec that this status belongs to."""
     conditions: ConditionList
     """``StoresReady``, ``Compatible``, ``ServerAvailable``, ``RolledOut``, the summary ``Ready``,
-    and ``MetricsFresh``, which is no part of it."""
+    and ``MetricsFresh`` and ``Degraded``, which are no part of it."""
     replicas: int = Field(0, ge=0)
     """Pods of the generation that gets the traffic."""
     ready_replicas: int = Field(0, ge=0)
@@ -280,6 +283,12 @@ class PersonalizedModelStatus(Struct):
     """Memory for KV in each pod, for example ``dram 1Gi``, or ``gpu 8Gi, dram 50Gi``."""
     placement: PlacementStatus | None = None
     """Which store is kept where."""
+    canary: list[StoreCanaryStatus] = Field(
+        default_factory=list,
+        max_length=16,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+    """How far injected answers are from text, by store, where servers have scored them."""
     budget: BudgetStatus | None = None
     """Division of memory, where GPUs are asked for and their size is known."""
 

@@ -22,6 +22,7 @@ from inferscale_operator.desired.stores import StoreView, remote_embedders, stor
 from inferscale_runtime.budget import MIB, ConfigError, format_quantity, parse_quantity
 from inferscale_runtime.config import (
     AuthConfig,
+    CanaryConfig,
     EncodingConfig,
     JwtConfig,
     KVDtype,
@@ -122,6 +123,7 @@ def serve_config(
                 if remote and first.embedder_api_key_secret_ref
                 else "",
             ),
+            **({"canary": CanaryConfig(**spec.canary.model_dump())} if spec.canary else {}),
             tiers=TierConfig(
                 dram_bytes=_bytes("spec.tiers.dram", spec.tiers.dram, MIB),
                 stage_timeout_ms=spec.tiers.stage_timeout_ms,

@@ -12,6 +12,7 @@ from inferscale_operator.desired.kinds import (
 )
 from inferscale_operator.handlers.hearing import Hearing
 from inferscale_operator.handlers.work_queue import WorkQueue
+from inferscale_operator.planner.canary import canary_states
 from inferscale_operator.planner.references import store_names
 from inferscale_operator.planner.tiers import live_tiers
 
@@ -35,7 +36,7 @@ class Router:
         self._heard: dict[OwnerKey, int] = {}
         self._models_of_store: dict[tuple[str, str], set[OwnerKey]] = {}
         self._stores_of_model: dict[OwnerKey, tuple[str, ...]] = {}
-        self._tiers_of_model: dict[OwnerKey, dict[str, str]] = {}
+        self._shown_of_model: dict[OwnerKey, dict[tuple[str, str], str]] = {}
 
     @property
     def known(self) -> list[OwnerKey]:
@@ -92,7 +93,7 @@ class Router:
         self._link(kind, key, manifest)
         self._queue.add(key)
         self._queue_models(key)
-        self._queue_stores(key, live_tiers(manifest))
+        self._queue_stores(key, _shown(manifest))
         return True
 
     def wrote(self, manifest: Manifest) -> None:
@@ -104,7 +105,7 @@ class Router:
         if key in self._versions:
             self._versions[key] = version
         self._queue_models(key)
-        self._queue_stores(key, live_tiers(manifest))
+        self._queue_stores(key, _shown(manifest))
 
     def removed(self, key: OwnerKey) -> None:
         """A custom resource is gone."""
@@ -120,14 +121,14 @@ class Router:
             for model in sorted(self._models_of_store.get((key[1], key[2]), ())):
                 self._queue.add(model)
 
-    def _queue_stores(self, key: OwnerKey, tiers: dict[str, str]) -> None:
-        """A model's stores show where it keeps them, so they are looked at when that changes."""
+    def _queue_stores(self, key: OwnerKey, shown: dict[tuple[str, str], str]) -> None:
+        """A model's stores show what it says of them, so they are looked at when that changes."""
         if key[0] != PERSONALIZED_MODEL.kind:
             return
-        before = self._tiers_of_model.pop(key, {})
-        if tiers:
-            self._tiers_of_model[key] = tiers
-        for name, _ in sorted(before.items() ^ tiers.items()):
+        before = self._shown_of_model.pop(key, {})
+        if shown:
+            self._shown_of_model[key] = shown
+        for (_, name), _ in sorted(before.items() ^ shown.items()):
             self._queue.add((MEMORY_STORE.kind, key[1], name))
 
     def _link(self, kind: Kind, key: OwnerKey, manifest: Manifest) -> None:
@@ -152,6 +153,14 @@ class Router:
 def key_of(kind: Kind, manifest: Manifest) -> OwnerKey:
     """The work queue's key of a custom resource."""
     return (kind.kind, *_place(manifest))
+
+
+def _shown(model: Manifest) -> dict[tuple[str, str], str]:
+    """What a model's stores show of it: the tier, and how far injected answers are from text."""
+    tiers, canaries = live_tiers(model), canary_states(model)
+    return {("tier", name): tier for name, tier in tiers.items()} | {
+        ("canary", name): state for name, state in canaries.items()
+    }
 
 
 def _place(manifest: Manifest) -> tuple[str, str]:

@@ -30,7 +30,7 @@ FORGET_SECONDS = 300.0
 """Older answers are forgotten; long before, they are too old to plan with."""
 
 NODE_SECONDS = 60.0
-_PARTS = ("tiers", "gpu")
+_PARTS = ("tiers", "gpu", "stores")
 _MOST_SELECTORS = 256
 
 

@@ -9,6 +9,7 @@ from inferscale_operator.desired.encoder import build_encoder_base
 from inferscale_operator.desired.kinds import CLAIM, CONFIG_MAP, JOB, Manifest, kind_of
 from inferscale_operator.desired.naming import INPUT
 from inferscale_operator.desired.stores import store_claim, store_url
+from inferscale_operator.planner.canary import store_degraded_draft
 from inferscale_operator.planner.conditions import (
     Draft,
     merge_conditions,
@@ -60,6 +61,8 @@ def _plan_live(
     run = decide_run(resource, spec, observed, defaults, blocked)
     drafts = [source, storage, run.condition]
     drafts.append(_ready(drafts, run))
+    degraded = store_degraded_draft(resource["metadata"]["name"], observed.references)
+    drafts += [degraded] if degraded is not None else []
     status = _status(resource, spec, observed, run, drafts)
     keep = {(item["kind"], item["metadata"]["name"]) for item in (*base, *run.create)}
     return Plan(

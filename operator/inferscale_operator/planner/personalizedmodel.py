@@ -28,6 +28,12 @@ from inferscale_operator.desired.server import (
     server_generation,
 )
 from inferscale_operator.desired.stores import StoreView
+from inferscale_operator.planner.canary import (
+    canary_status,
+    degraded_draft,
+    live_canary,
+    worst_canaries,
+)
 from inferscale_operator.planner.compatibility import check_stores, count_facts
 from inferscale_operator.planner.conditions import (
     Draft,
@@ -47,7 +53,7 @@ from inferscale_operator.planner.rollout import (
     is_complete,
     ready_replicas,
 )
-from inferscale_operator.planner.tiers import decide_tiers
+from inferscale_operator.planner.tiers import decide_tiers, ready_pods
 from inferscale_runtime.budget import ConfigError
 
 LOOK_SECONDS = 15.0
@@ -133,19 +139,29 @@ class _Decision:
         apply += tiers.apply
         remove = [self.generations[name] for name in rollout.remove]
         needed = [*stores.drafts, *self._serving(rollout, target, blocked, apply)]
-        drafts = [*needed, *self._scaling(), *tiers.drafts]
+        canary = self._canary(rollout.serving)
+        degraded = degraded_draft(canary)
+        drafts = [*needed, *self._scaling(), *tiers.drafts, *([degraded] if degraded else [])]
         drafts.append(summarise(needed, "Serving", f"generation {target} serves"))
         old = self.resource.get("status", {})
         return Plan(
             create=create,
             apply=tuple(apply),
             delete=(*map(_ref, remove), *self._orphans(apply, remove)),
-            status=self._status(rollout, drafts, tiers.status),
+            status=self._status(rollout, drafts, tiers.status)
+            | ({"canary": canary} if canary else {}),
             events=(*transition_events(old.get("conditions", []), drafts), *tiers.events),
             requeue_seconds=earliest(
                 None if drafts[-1].status is True else LOOK_SECONDS, tiers.requeue_seconds
             ),
         )
+
+    def _canary(self, serving: str | None) -> list[Manifest]:
+        """``status.canary``: the worst figures of the pods that serve."""
+        pods = ready_pods(self.observed.pods, serving) if serving else []
+        reports = [self.observed.reports.get(pod["metadata"]["name"], {}) for pod in pods]
+        names = [store.name for store in self.spec.memory_stores]
+        return canary_status(live_canary(self.resource), worst_canaries(reports), names)
 
     def _blocked(self) -> Draft | None:
         missing = first_missing(server_requirements(self.spec), self.observed)

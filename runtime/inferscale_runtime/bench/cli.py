@@ -73,6 +73,7 @@ def register(subparsers: Any) -> None:
     _add_throughput(kinds)
     _add_encode(kinds)
     _add_inject(kinds)
+    _add_quality(kinds)
 
 
 def _add(kinds: Any, name: str, text: str, runner: str) -> argparse.ArgumentParser:
@@ -179,6 +180,40 @@ def _add_inject(kinds: Any) -> None:
     )
     parser.add_argument("--repeats", type=whole(1, 10_000), default=25)
     parser.add_argument("--kv-cache-bytes", type=whole(1 << 20, 1 << 44), default=1 << 30)
+
+
+def _add_quality(kinds: Any) -> None:
+    from inferscale_runtime.bench.quality.settings import DEFAULT_SETTINGS
+
+    parser = _add(kinds, "quality", "answers against text, by encoding", "run_quality")
+    parser.add_argument(
+        "--data", type=Path, required=True, metavar="FILE", help="LoCoMo data set, locomo10.json"
+    )
+    parser.add_argument("--workdir", type=Path, default=Path("build/quality"), metavar="DIR")
+    parser.add_argument(
+        "--settings",
+        default=DEFAULT_SETTINGS,
+        metavar="LIST",
+        help="POLICY[+linkN][+stored] with commas, such as neighbours:10+link5",
+    )
+    parser.add_argument("--k", type=whole_numbers(1, 1000), default=[20, 50])
+    parser.add_argument("--users", type=whole(1, 10), default=3, help="conversations")
+    parser.add_argument(
+        "--questions", type=whole(1, 1000), default=70, help="most questions of each conversation"
+    )
+    parser.add_argument(
+        "--generate", type=whole(0, 4096), default=0, help="also answers of so many tokens, for F1"
+    )
+    parser.add_argument("--judge", metavar="URL", help="OpenAI-compatible API that grades answers")
+    parser.add_argument("--judge-model", metavar="NAME")
+    parser.add_argument("--judge-api-key-file", type=Path, metavar="FILE")
+    parser.add_argument(
+        "--timed", type=whole(0, 1000), default=0, help="also time so many questions of each row"
+    )
+    parser.add_argument("--by-category", action="store_true", help="table by category too")
+    parser.add_argument("--max-model-len", type=whole(256, 1 << 20), default=4096)
+    parser.add_argument("--dram-bytes", type=whole(1 << 20, 1 << 44), default=1 << 30)
+    parser.add_argument("--kv-cache-bytes", type=whole(1 << 20, 1 << 44), default=256 << 20)
 
 
 def parse_modes(text: str) -> list[str]:

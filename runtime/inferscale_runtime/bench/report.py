@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -57,13 +57,14 @@ class Report:
             "notes": self.notes,
         }
 
-    def table(self) -> str:
-        """The table as text."""
+    def table(self, shown: Callable[[Row], bool] = lambda row: True) -> str:
+        """The table as text; rows that are not shown are in the JSON only."""
         lines = [[heading for _, heading in self.columns]]
-        lines += [[_cell(row.get(key)) for key, _ in self.columns] for row in self.rows]
+        chosen = [row for row in self.rows if shown(row)]
+        lines += [[_cell(row.get(key)) for key, _ in self.columns] for row in chosen]
         widths = [max(len(line[i]) for line in lines) for i in range(len(self.columns))]
-        shown = ["  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)) for line in lines]
-        return "\n".join([*shown, *self.notes])
+        text = ["  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)) for line in lines]
+        return "\n".join([*text, *self.notes])
 
 
 def _cell(value: Any) -> str:
@@ -116,9 +117,11 @@ def check_outputs(json_file: Path | None, plot_file: Path | None) -> None:
             raise ConfigError("--plot needs matplotlib: pip install 'inferscale[bench]'") from None
 
 
-def publish(report: Report, json_file: Path | None) -> None:
-    """Prints the table and writes the JSON file."""
-    print(f"\n{report.table()}", flush=True)
+def publish(
+    report: Report, json_file: Path | None, shown: Callable[[Row], bool] = lambda row: True
+) -> None:
+    """Prints the table, of the rows that are to be shown, and writes the JSON file with all."""
+    print(f"\n{report.table(shown)}", flush=True)
     if json_file is not None:
         text = json.dumps(report.document(), indent=2, ensure_ascii=False) + "\n"
         json_file.write_text(text, encoding="utf-8")

@@ -323,10 +323,36 @@ def run_inject(arguments: argparse.Namespace) -> None:
         draw(arguments.plot, "Writing KV into the cache", ("tokens", "GB/s"), curves)
 
 
+def run_quality(arguments: argparse.Namespace) -> None:
+    """``inferscale bench quality``."""
+    from inferscale_runtime.bench.quality.command import COLUMNS, measure
+
+    model = model_folder(arguments)
+    report = Report("quality", model, arguments.seed, _settings(arguments), COLUMNS)
+    measure(arguments, model, report)
+    report.columns = [c for c in COLUMNS if any(row.get(c[0]) is not None for row in report.rows)]
+    publish(report, arguments.json, lambda row: arguments.by_category or row["category"] == "all")
+    if arguments.plot:
+        rows = [row for row in report.rows if row["category"] == "all"]
+        curves = [
+            Curve(name, [(row["k"], row["kl"]) for row in rows if row["setting"] == name])
+            for name in dict.fromkeys(row["setting"] for row in rows)
+        ]
+        draw(arguments.plot, "Distance to text", ("facts (k)", "KL in nats, mean"), curves)
+
+
 def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
     left_out = ("func", "command", "bench", "json", "plot", "seed", "model", "url")
     found = {k: v for k, v in vars(arguments).items() if k not in left_out and v is not None}
     return {k: str(v) if isinstance(v, Path) else v for k, v in found.items()}
 
 
-__all__ = ["BenchError", "run_encode", "run_inject", "run_session", "run_throughput", "run_ttft"]
+__all__ = [
+    "BenchError",
+    "run_encode",
+    "run_inject",
+    "run_quality",
+    "run_session",
+    "run_throughput",
+    "run_ttft",
+]

@@ -40,12 +40,14 @@ class CaptureSink:
         captured: Request id -> ``[num_tokens, num_layers, 2, num_kv_heads, head_dim]`` on the CPU.
         pool: ``[num_slots, num_layers, 2, num_kv_heads, head_dim]`` on the engine's device.
         block_size: Tokens in a block.
+        computed_tokens: Tokens that went through the model; the others came from the prefix cache.
     """
 
     wanted: Callable[[str], int] = field(default=lambda request_id: 0)
     captured: dict[str, torch.Tensor] = field(default_factory=dict)
     pool: torch.Tensor | None = None
     block_size: int = 0
+    computed_tokens: int = 0
 
 
 _SINK = CaptureSink()
@@ -155,6 +157,8 @@ def _hook_layers(layers: list[tuple[str, Any]], rotary: Any, sink: CaptureSink) 
             shape = (count, module.num_kv_heads, module.head_size)
             kept = slots >= 0
             rows = slots[kept]
+            if index == 0:
+                sink.computed_tokens += int(rows.shape[0])
             keys = pending.pop()[:count].view(shape)
             values = args[2][:count].view(shape)
             sink.pool[rows, index, 0] = keys[kept]

@@ -127,6 +127,11 @@ class EncodeEngine:
                 done(open_requests.pop(name), kv)
             between()
 
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens that went through the model so far; the others came from the prefix cache."""
+        return self._sink.computed_tokens
+
     def close(self) -> None:
         """Frees the engine's memory."""
         self._llm.llm_engine.engine_core.shutdown()

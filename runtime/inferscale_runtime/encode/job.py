@@ -78,6 +78,7 @@ class EncodeReport:
         removed: Facts that these users had before and have no longer.
         expired: Facts of the input that retention left out.
         tokens: Tokens read in this run, context included.
+        computed_tokens: Those of them that the prefix cache did not have, with the preamble's.
         seconds: Time of the whole run.
         store_bytes: Bytes of this shard's users in the store, in the input or not.
         model: Shape of the model: ``num_layers``, ``num_attention_heads``, ``num_kv_heads``,
@@ -92,6 +93,7 @@ class EncodeReport:
     removed: int = 0
     expired: int = 0
     tokens: int = 0
+    computed_tokens: int = 0
     seconds: float = 0.0
     store_bytes: int = 0
     model: dict[str, int | str] = field(default_factory=dict)
@@ -260,6 +262,7 @@ class EncodeJob:
                     self._encode_user(engine, memory, plans, progress)
         finally:
             progress.stop()
+            self.report.computed_tokens = engine.computed_tokens
             engine.close()
         logger.info("encoded %d facts under %s", self.report.encoded, self.report.fingerprint[:16])
 

@@ -144,11 +144,71 @@ class _NeighboursPolicy:
         return Context(fact_ids=tuple(facts[i].id for i in reversed(nearest)))
 
 
+class _ChainPolicy:
+    """Similar facts stand next to each other on one path, and are read along it in groups.
+
+    The facts of a group share the start of their prompts, so the prefix cache reads most of it
+    once: far cheaper than ``neighbours``, at contexts that are less similar.
+    """
+
+    needs_embeddings = True
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._known: tuple[npt.NDArray[np.float32], list[int], list[int]] | None = None
+
+    @property
+    def name(self) -> str:
+        return f"chain:{self._count}"
+
+    def select(
+        self,
+        index: int,
+        facts: Sequence[Fact],
+        turns: Sequence[Turn],
+        embeddings: npt.NDArray[np.float32] | None,
+    ) -> Context:
+        if embeddings is None or len(embeddings) != len(facts):
+            raise ConfigError(
+                f"context policy '{self.name}' needs one embedding for each fact; name an embedder"
+            )
+        # The path is the same for all facts of a user, who come one after the other.
+        if self._known is None or self._known[0] is not embeddings:
+            path = similarity_path(embeddings)
+            places = [0] * len(path)
+            for place, fact in enumerate(path):
+                places[fact] = place
+            self._known = embeddings, path, places
+        _, path, places = self._known
+        place = places[index]
+        start = max(0, place // self._count * self._count - self._count)
+        return Context(fact_ids=tuple(facts[n].id for n in path[start:place]))
+
+
+def similarity_path(embeddings: npt.NDArray[np.float32]) -> list[int]:
+    """Orders rows so that each is followed by the most similar one that is left.
+
+    Args:
+        embeddings: ``[n, dim]``, unit length.
+
+    Returns:
+        Row numbers, beginning with 0; among equals the lower one comes first.
+    """
+    left = np.ones(len(embeddings), bool)
+    path = [0] if len(embeddings) else []
+    while len(path) < len(embeddings):
+        left[path[-1]] = False
+        scores = np.einsum("nd,d->n", embeddings, embeddings[path[-1]])
+        path.append(int(np.argmax(np.where(left, scores, -np.inf))))
+    return path
+
+
 # Name -> how to make the policy from its number; a new policy is one class and one line here.
 _WITH_COUNT: dict[str, Callable[[int], ContextPolicy]] = {
     "turns": _TurnsPolicy,
     "facts": _FactsPolicy,
     "neighbours": _NeighboursPolicy,
+    "chain": _ChainPolicy,
 }
 _PLAIN: dict[str, Callable[[], ContextPolicy]] = {
     "none": _NonePolicy,

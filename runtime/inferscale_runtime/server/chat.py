@@ -32,6 +32,7 @@ from inferscale_runtime.errors import StoreError
 from inferscale_runtime.prompt.template import Message
 from inferscale_runtime.server.auth.audit import AuditRecord
 from inferscale_runtime.server.auth.gate import admit_user
+from inferscale_runtime.server.canary import Canary
 from inferscale_runtime.server.memory_api.answers import (
     AnswerLog,
     AnswerRecord,
@@ -201,6 +202,20 @@ def _remember(request: Request, prepared: Prepared) -> AnswerRecord:
     return record
 
 
+def _offer_to_canary(
+    raw_request: Request,
+    request: MemoryChatRequest,
+    options: MemoryOptions | None,
+    prepared: Prepared | None,
+    result: Any,
+) -> None:
+    if options is None or prepared is None or isinstance(result, ErrorResponse):
+        return
+    canary: Canary = raw_request.app.state.inferscale_canary
+    messages = text_messages(list(request.messages))
+    canary.offer(options, messages, template_arguments(request), prepared)
+
+
 def attach_chat(app: FastAPI) -> None:
     """Replaces the stock route."""
 
@@ -231,6 +246,7 @@ def attach_chat(app: FastAPI) -> None:
                 # A cancelled request may be in the engine; a refused one never got there.
                 service.end(prepared, submitted=not isinstance(error, Exception))
             raise
+        _offer_to_canary(raw_request, request, options, prepared, result)
         if isinstance(result, ErrorResponse):
             if prepared is not None:
                 service.end(prepared, submitted=False)

@@ -38,6 +38,24 @@ MEMORY_API_SECONDS = Histogram(
     ["operation"],
     buckets=(0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
 )
+CANARY_KL = Gauge(
+    "inferscale_canary_kl",
+    "KL(text || injected) in nats, mean over the canary's window; at most the true one.",
+    ["store"],
+)
+CANARY_TOP1 = Gauge(
+    "inferscale_canary_top1_agreement",
+    "Share of positions at which text and injected memory expect the same token most.",
+    ["store"],
+)
+CANARY_DEGRADED = Gauge(
+    "inferscale_canary_degraded", "1 while the canary has the store served as text.", ["store"]
+)
+CANARY_SAMPLES = Counter(
+    "inferscale_canary_samples_total",
+    "Prompts that were scored both ways, by what they were scored for (start, live, recheck).",
+    ["store", "trigger"],
+)
 ARENA_USED_BYTES = Gauge("inferscale_dram_arena_used_bytes", "Bytes of resident segments.")
 ARENA_PINNED_BYTES = Gauge("inferscale_dram_arena_pinned_bytes", "Bytes that requests hold.")
 ARENA_BUDGET_BYTES = Gauge("inferscale_dram_arena_budget_bytes", "Size of the DRAM arena.")

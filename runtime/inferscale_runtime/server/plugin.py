@@ -23,6 +23,7 @@ from inferscale_runtime.server import metrics
 from inferscale_runtime.server.auth.gate import Gate
 from inferscale_runtime.server.auth.middleware import AuthMiddleware
 from inferscale_runtime.server.auth.principal import Principal
+from inferscale_runtime.server.canary import Canary
 from inferscale_runtime.server.chat import attach_chat
 from inferscale_runtime.server.guard import FieldGuard
 from inferscale_runtime.server.identity import Identity, embedder_name, find_identity
@@ -94,9 +95,10 @@ class MemoryEndpointPlugin:
         config = RuntimeConfig.model_validate(extra["inferscale"])
         tokenizer = state.openai_serving_chat.renderer.tokenizer
         template = getattr(state.openai_serving_chat.online_renderer, "chat_template", None)
-        service = await asyncio.to_thread(_build_service, config, vllm_config, tokenizer, template)
+        service = await asyncio.to_thread(build_service, config, vllm_config, tokenizer, template)
         atexit.register(shutil.rmtree, config.run_dir, ignore_errors=True)
-        readiness = Readiness(service, engine_client, config.tiers)
+        canary = Canary(service, engine_client, config.canary)
+        readiness = Readiness(service, engine_client, config.tiers, canary)
         state.inferscale_memory = service
         state.inferscale_operations = MemoryOperations(service, config.quota)
         state.inferscale_idempotency = Idempotency()
@@ -106,7 +108,8 @@ class MemoryEndpointPlugin:
         state.inferscale_tiers = start_tiers(
             service.arena, config.tiers.plan_file, Path(config.run_dir)
         )
-        state.inferscale_status = StatusPage(service, readiness)
+        state.inferscale_canary = canary
+        state.inferscale_status = StatusPage(service, readiness, canary=canary)
         state.inferscale_keep = asyncio.create_task(readiness.keep())
 
 
@@ -130,9 +133,17 @@ def _make_arena(config: RuntimeConfig, vllm_config: Any) -> Arena:
     return arena
 
 
-def _build_service(
+def build_service(
     config: RuntimeConfig, vllm_config: Any, tokenizer: Any, chat_template: str | None
 ) -> MemoryService:
+    """Opens the stores and makes the arena; blocks.
+
+    Args:
+        config: The server's settings.
+        vllm_config: vLLM's configuration.
+        tokenizer: The model's.
+        chat_template: Template text that replaces the tokenizer's own, or None.
+    """
     model = vllm_config.model_config
     # vLLM gives a local folder a revision too when it is asked to.
     revision = None if Path(model.model).is_dir() else model.revision

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from inferscale_runtime.config import TierConfig
+from inferscale_runtime.server.canary import Canary
 from inferscale_runtime.server.service import MemoryService
 from inferscale_runtime.server.stores import UNREADABLE, ServedStore
 from inferscale_runtime.server.warmup import Preload, warm_up_request
@@ -46,9 +47,17 @@ class Readiness:
         service: Has the stores.
         engine: vLLM's engine client.
         tiers: Whether and how much to preload.
+        canary: Checks the stores before the server is ready, or None.
     """
 
-    def __init__(self, service: MemoryService, engine: Any, tiers: TierConfig) -> None:
+    def __init__(
+        self,
+        service: MemoryService,
+        engine: Any,
+        tiers: TierConfig,
+        canary: Canary | None = None,
+    ) -> None:
+        self._canary = canary
         self._service = service
         self._engine = engine
         self._tiers = tiers
@@ -89,6 +98,8 @@ class Readiness:
             return
         if self._tiers.warm:
             await self._fill()
+        if self._canary is not None:
+            await self._canary.start()
         logger.info("ready; %s", "injection tried" if injected else "no user to try injection with")
         self._reason = None
 

@@ -21,6 +21,7 @@ from inferscale_runtime.server import metrics
 from inferscale_runtime.server.options import MemoryOptions, MemoryUsage
 from inferscale_runtime.server.session_plan import SessionPlanner
 from inferscale_runtime.server.sessions import Layout
+from inferscale_runtime.server.staging import shortfall
 from inferscale_runtime.server.stores import UNREADABLE, OpenStore, ServedStore, find_user
 from inferscale_runtime.server.users import UserView
 from inferscale_runtime.tiers.arena import Arena
@@ -93,6 +94,8 @@ class MemoryService:
         self._config = config
         self.secret = secret
         self._mismatched: set[tuple[str, str]] = set()
+        self.open_requests: set[int] = set()  # users' requests that are not answered yet
+        self.distrusted: set[str] = set()  # stores that the canary has served as text
         self.arena = arena
         self.stores = stores
         self.refresh = refresh
@@ -151,7 +154,30 @@ class MemoryService:
             chosen = order_facts(best, options.order or self._config.retrieval.order)
             prepared = await self._plan(opened, view, ask, chosen, layout)
         self._observe(prepared, started)
+        self.open_requests.add(id(prepared))
         return prepared
+
+    async def prepare_check(
+        self,
+        opened: OpenStore,
+        options: MemoryOptions,
+        messages: Sequence[Message],
+        arguments: dict[str, Any],
+    ) -> Prepared | None:
+        """Plans a request for the canary: of a trusted store or not, and met by no user's request.
+
+        Returns:
+            The request, or None when nothing of it can be injected.
+        """
+        view = await asyncio.to_thread(opened.users.get, options.user, opened.identity.fingerprint)
+        if view is None:
+            return None
+        options = options.model_copy(update={"session": None})
+        ask = _Ask(options, messages, arguments, None, secrets.token_hex(16))
+        best = await self._retrieve(opened, view, ask)
+        chosen = order_facts(best, options.order or self._config.retrieval.order)
+        prepared = await self._plan(opened, view, ask, chosen) if chosen else None
+        return prepared if prepared is not None and prepared.lease is not None else None
 
     async def prepare_warm_up(
         self, opened: OpenStore, user: str, max_tokens: int
@@ -188,6 +214,7 @@ class MemoryService:
 
     def end(self, prepared: Prepared, *, submitted: bool = True) -> None:
         """Ends the request's lease."""
+        self.open_requests.discard(id(prepared))
         if prepared.lease is not None:
             self.arena.end(prepared.lease, submitted=submitted)
 
@@ -246,6 +273,8 @@ class MemoryService:
         before = tuple(identity.template.tokenize(halves[0]))
         tail = identity.template.tokenize(halves[1])
         reason = ask.blocked or identity.reason
+        if not ask.nonce and opened.entry.name in self.distrusted:
+            reason = reason or "canary"
         if before != identity.preamble.token_ids:
             reason = reason or "preamble_mismatch"
         if reason:
@@ -265,7 +294,7 @@ class MemoryService:
                 tier = "dram" if found == usable else "disk"
                 late = await opened.staging.ensure(options.user, view, segments)
                 resident = self.arena.resident([*usable])
-                reason = self._shortfall(view, len(wanted) - len(segments), usable, resident, late)
+                reason = shortfall(view, len(wanted) - len(segments), usable, resident, late)
                 usable = resident
             planned = [
                 PlannedFact(
@@ -299,21 +328,6 @@ class MemoryService:
     def _usable_key(view: UserView, index: int, usable: set[str]) -> str | None:
         segment = view.segments.get(view.memory.facts[index].id)
         return segment.key if segment is not None and segment.key in usable else None
-
-    @staticmethod
-    def _shortfall(
-        view: UserView, missing: int, wanted: set[str], resident: set[str], late: str | None
-    ) -> str | None:
-        """Why some of the wanted segments go as text, or None; counts them."""
-        if missing:
-            metrics.UNUSABLE_SEGMENTS.labels("missing").inc(missing)
-        if late == "timeout":
-            metrics.UNUSABLE_SEGMENTS.labels("timeout").inc()
-        if wanted & view.damaged:
-            return "segment_damaged"
-        if late or missing:
-            return late or "segment_missing"
-        return "evicted" if resident != wanted else None
 
     def _salt(
         self,

@@ -88,3 +88,18 @@ class Staging:
         metrics.STAGING_SECONDS.observe(seconds)
         self._arena.stats.staged(self._name, staged, size, seconds)
         return None
+
+
+def shortfall(
+    view: UserView, missing: int, wanted: set[str], resident: set[str], late: str | None
+) -> str | None:
+    """Why some of the wanted segments go as text, or None; counts them."""
+    if missing:
+        metrics.UNUSABLE_SEGMENTS.labels("missing").inc(missing)
+    if late == "timeout":
+        metrics.UNUSABLE_SEGMENTS.labels("timeout").inc()
+    if wanted & view.damaged:
+        return "segment_damaged"
+    if late or missing:
+        return late or "segment_missing"
+    return "evicted" if resident != wanted else None

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from inferscale_runtime import __version__
+from inferscale_runtime.server.canary import Canary
 from inferscale_runtime.server.readiness import Readiness
 from inferscale_runtime.server.service import MemoryService
 from inferscale_runtime.server.stores import ServedStore
@@ -28,6 +29,7 @@ class StatusPage:
         service: Has the stores.
         readiness: Tells whether the server is ready.
         clock: Seconds, monotonic.
+        canary: Knows how far injected answers are from text, or None.
     """
 
     def __init__(
@@ -35,7 +37,9 @@ class StatusPage:
         service: MemoryService,
         readiness: Readiness,
         clock: Callable[[], float] = time.monotonic,
+        canary: Canary | None = None,
     ) -> None:
+        self._canary = canary
         self._service = service
         self._readiness = readiness
         self._clock = clock
@@ -72,6 +76,7 @@ class StatusPage:
             "facts": facts,
             "embedder": (current.embedder if current else None) or None,
             "embedder_problem": served.embedder_problem,
+            **({"canary": self._canary.status(served.entry.name)} if self._canary else {}),
         }
 
     async def _count(self) -> None:

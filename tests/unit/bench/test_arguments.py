@@ -26,6 +26,7 @@ from inferscale_runtime.cli import main
         (["throughput", "--k", "5,10"], "write one number"),
         (["session", "--turns", "1"], "must lie in 2..1000"),
         (["inject", "--tokens", ""], "write numbers as"),
+        (["quality"], "required: --data"),
         ([], "required: BENCH"),
     ],
 )

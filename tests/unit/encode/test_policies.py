@@ -31,12 +31,18 @@ EMBEDDINGS = np.array([[1, 0], [0.6, 0.8], [1, 0], [0.8, 0.6]], np.float32)
         ("neighbours:2", 0, Context(("f3", "f2"))),
         ("neighbours:3", 1, Context(("f2", "f0", "f3"))),
         ("neighbours:9", 1, Context(("f2", "f0", "f3"))),
+        # The path is f0, f2 (equal), f3, f1; groups of two, with the group before them.
+        ("chain:2", 0, Context()),
+        ("chain:2", 2, Context(("f0",))),
+        ("chain:2", 3, Context(("f0", "f2"))),
+        ("chain:2", 1, Context(("f0", "f2", "f3"))),
+        ("chain:1", 1, Context(("f3",))),
     ],
 )
 def test_context(name: str, index: int, expected: Context) -> None:
     policy = parse_policy(name)
     assert policy.name == name
-    assert policy.needs_embeddings == name.startswith("neighbours")
+    assert policy.needs_embeddings == name.startswith(("neighbours", "chain"))
     embeddings = EMBEDDINGS if policy.needs_embeddings else None
     assert policy.select(index, FACTS, TURNS, embeddings) == expected
 
@@ -47,9 +53,18 @@ def test_neighbours_exclude_the_fact_among_many_duplicates() -> None:
     assert context == Context(("f1", "f0"))
 
 
-def test_neighbours_without_embeddings_is_a_config_error() -> None:
+def test_a_chain_follows_the_embeddings_that_it_is_given() -> None:
+    policy = parse_policy("chain:2")
+    facts = [Fact(f"f{i}", "x") for i in range(3)]
+    line = np.array([[1, 0], [0.6, 0.8], [0.8, 0.6]], np.float32)
+    assert policy.select(1, facts, [], line) == Context(("f0", "f2"))
+    assert policy.select(1, facts, [], line[[0, 2, 1]].copy()) == Context(("f0",))
+
+
+@pytest.mark.parametrize("name", ["neighbours:2", "chain:2"])
+def test_without_embeddings_is_a_config_error(name: str) -> None:
     with pytest.raises(ConfigError, match="embedder"):
-        parse_policy("neighbours:2").select(0, FACTS, TURNS, None)
+        parse_policy(name).select(0, FACTS, TURNS, None)
 
 
 @pytest.mark.parametrize(

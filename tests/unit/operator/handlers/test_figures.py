@@ -95,7 +95,7 @@ class Told(MemoryCluster):
 
 async def test_ready_servers_are_asked_on_their_own_port() -> None:
     cluster = Told()
-    cluster.answers["a"] = {"tiers": {"dram": {}}, "gpu": {}, "stores": ["not needed"]}
+    cluster.answers["a"] = {"tiers": {"dram": {}}, "gpu": {}, "version": "not needed"}
     reports, ages = await cluster.figures().reports([pod("a"), pod("b", phase="Pending")])
     assert cluster.asked == [("a", "http", "/inferscale/v1/status")]
     assert reports == {"a": {"tiers": {"dram": {}}, "gpu": {}}}

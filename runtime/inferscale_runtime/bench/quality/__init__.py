@@ -1,0 +1,1 @@
+"""``inferscale bench quality``: what injection does to answers, against text on the same facts."""
