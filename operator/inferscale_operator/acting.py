@@ -64,6 +64,9 @@ class Acting:
             runtime_image=settings.runtime_image,
             operator_namespace=settings.operator_namespace,
             erase_timeout_seconds=settings.erase_timeout_seconds,
+            router_image=settings.router_image,
+            metrics_namespaces=settings.metrics_namespaces,
+            monitor_labels=settings.label_pairs,
         )
         self._reconciler = Reconciler(
             cluster,

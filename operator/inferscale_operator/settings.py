@@ -23,6 +23,17 @@ NamespaceName = Annotated[
     str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
 ]
 
+MonitorLabel = Annotated[
+    str,
+    Field(
+        max_length=381,
+        pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
+        r"=([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$",
+    ),
+]
+LISTS = ("namespaces", "metrics_namespaces", "monitor_labels")
+"""Settings that are several words separated by commas."""
+
 
 class Settings(BaseModel):
     """Everything that the process can be told."""
@@ -39,6 +50,13 @@ class Settings(BaseModel):
     """Image of encoding jobs and servers whose resource names none."""
     operator_namespace: NamespaceName | None = None
     """Namespace of this operator, for network policies and the lease; found out inside a pod."""
+    router_image: str = Field(f"inferscale/router:{VERSION}", min_length=1)
+    """Image of routers whose resource names none."""
+    metrics_namespaces: tuple[NamespaceName, ...] = ()
+    """Namespaces whose pods may reach servers, routers and encoders to read metrics, separated by
+    commas: where Prometheus runs."""
+    monitor_labels: tuple[MonitorLabel, ...] = ()
+    """Labels on PodMonitors, by which Prometheus chooses them: name=value, separated by commas."""
     erase_timeout_seconds: int = Field(600, ge=10, le=86_400)
     """Longest time that the deletion of a MemoryStore waits for its bytes to be erased."""
     http_host: str = "0.0.0.0"
@@ -67,6 +85,11 @@ class Settings(BaseModel):
     """Least level that is logged."""
     log_format: Literal["json", "text"] = "json"
     """json: one object per line."""
+
+    @property
+    def label_pairs(self) -> tuple[tuple[str, str], ...]:
+        """Names and values of ``monitor_labels``."""
+        return tuple((name, value) for name, _, value in map(_halves, self.monitor_labels))
 
     @property
     def lease_place(self) -> str:
@@ -101,9 +124,10 @@ def read_settings(
         for name in Settings.model_fields
         if environment.get(variable(name))
     } | parsed
-    if "namespaces" in values:
-        words = str(values["namespaces"]).split(",")
-        values["namespaces"] = tuple(word.strip() for word in words if word.strip())
+    for name in LISTS:
+        if name in values:
+            words = str(values[name]).split(",")
+            values[name] = tuple(word.strip() for word in words if word.strip())
     if "operator_namespace" not in values and namespace_file.is_file():
         values["operator_namespace"] = namespace_file.read_text().strip()
     try:
@@ -114,6 +138,10 @@ def read_settings(
             for item in error.errors()
         ]
         raise ValueError("\n".join(lines)) from error
+
+
+def _halves(label: str) -> tuple[str, str, str]:
+    return label.partition("=")
 
 
 def flag(name: str) -> str:

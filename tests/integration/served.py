@@ -23,7 +23,9 @@ class Served:
 
 
 @contextmanager
-def serve(model: Path, dtype: str, log: Path, *flags: str) -> Iterator[Served]:
+def serve(
+    model: Path, dtype: str, log: Path, *flags: str, environment: dict[str, str] | None = None
+) -> Iterator[Served]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -31,11 +33,14 @@ def serve(model: Path, dtype: str, log: Path, *flags: str) -> Iterator[Served]:
     arguments += ["--served-model-name", "smollm2", *flags]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command(*arguments), stdout=output, stderr=subprocess.STDOUT, env=ENVIRONMENT
+            command(*arguments),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=ENVIRONMENT | (environment or {}),
         )
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
-            deadline = time.monotonic() + 600
+            deadline = time.monotonic() + 900
             while True:
                 assert process.poll() is None, log.read_text()[-4000:]
                 assert time.monotonic() < deadline, log.read_text()[-4000:]

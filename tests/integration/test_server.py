@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.integration.commands import run_cli, sample_facts
+from tests.integration.otlp import Collector, Span, running_collector
 from tests.integration.served import serve
 
 from inferscale_runtime.encode.changes import merge_memory
@@ -101,8 +102,18 @@ def later(store: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    with running_collector() as collector:
+        yield collector
+
+
+@pytest.fixture(scope="module")
 def client(
-    smollm2: Path, store: Path, later: Path, tmp_path_factory: pytest.TempPathFactory
+    smollm2: Path,
+    store: Path,
+    later: Path,
+    collector: Collector,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[httpx.Client]:
     folder = tmp_path_factory.mktemp("server")
     pin = Store.open(str(store)).fingerprints()[0]
@@ -112,7 +123,9 @@ def client(
     ]
     (folder / "config.json").write_text(json.dumps({"stores": stores}))
     flags = ["--config", str(folder / "config.json"), *SERVER_FLAGS]
-    with serve(smollm2, "float32", folder / "server.log", *flags) as opened:
+    flags += ["--otlp-traces-endpoint", collector.endpoint]
+    log, environment = folder / "server.log", collector.environment
+    with serve(smollm2, "float32", log, *flags, environment=environment) as opened:
         yield opened.client
 
 
@@ -334,6 +347,70 @@ def test_streaming_and_abort_release_the_arena(client: httpx.Client) -> None:
         lines = [json.loads(x[6:]) for x in response.iter_lines() if x.startswith("data: {")]
     usage = [line["usage"] for line in lines if line.get("usage")]
     assert usage[-1]["memory"]["mode"] == "injected"
+
+
+def _eventually_traced(collector: Collector, trace: str, names: set[str]) -> dict[str, Span]:
+    deadline = time.monotonic() + 30
+    while True:
+        spans = {span.name: span for span in collector.of_trace(trace)}
+        if names <= spans.keys():
+            return spans
+        assert time.monotonic() < deadline, sorted(spans)
+        time.sleep(0.05)
+
+
+def test_one_trace_from_http_to_injection(client: httpx.Client, collector: Collector) -> None:
+    trace, caller = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    body = {
+        "model": "smollm2",
+        "messages": [{"role": "user", "content": "What is my dog called?"}],
+        "max_tokens": 2,
+        # Not in vLLM's own prefix cache: some of it has to be injected.
+        "memory": {"user": "exact", "k": 3, "order": "relevance"},
+    }
+    answer = client.post(
+        "/v1/chat/completions", json=body, headers={"traceparent": f"00-{trace}-{caller}-01"}
+    )
+    assert answer.json()["usage"]["memory"]["mode"] == "injected"
+    ours = {"memory.open", "memory.retrieve", "memory.plan", "memory.stage", "inject.load"}
+    request = "POST /v1/chat/completions"
+    spans = _eventually_traced(collector, trace, {*ours, request, "llm_request"})
+    assert spans[request].parent == caller
+    parents = {name: request for name in (*ours, "llm_request")} | {"memory.stage": "memory.plan"}
+    for name, parent in parents.items():
+        assert spans[name].parent == spans[parent].id, name
+    # The context crossed over to the engine's process.
+    assert spans["inject.load"].process != spans[request].process
+    assert spans[request].attributes["inferscale.mode"] == "injected"
+    assert spans[request].attributes["http.response.status_code"] == "200"
+    assert int(spans["inject.load"].attributes["inferscale.tokens"]) > 0
+    facts = [fact["text"] for fact in sample_facts(NUM_FACTS)]
+    for secret in (*facts, "my dog", "exact"):
+        assert not any(secret.encode() in sent for sent in collector.bodies), secret
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_time_to_first_token_is_told_by_mode(client: httpx.Client, stream: bool) -> None:
+    def read(mode: str) -> tuple[float, float]:
+        name = "inferscale_time_to_first_token_seconds"
+        labels = f'{{mode="{mode}"}}'
+        return metric(client, f"{name}_count{labels}"), metric(client, f"{name}_sum{labels}")
+
+    body: dict[str, Any] = {
+        "model": "smollm2",
+        "messages": [{"role": "user", "content": "Tell me a story."}],
+        "max_tokens": 8,
+        "ignore_eos": True,
+        "stream": stream,
+    }
+    for mode, user in (("injected", "exact"), ("text", "exact"), ("none", "nobody")):
+        (count, total), began = read(mode), time.monotonic()
+        memory = {"user": user, "k": 5, **({"mode": mode} if mode != "none" else {})}
+        answer = client.post("/v1/chat/completions", json={**body, "memory": memory})
+        seconds = time.monotonic() - began
+        assert answer.status_code == 200
+        assert read(mode)[0] == count + 1
+        assert 0 < read(mode)[1] - total < seconds
 
 
 @pytest.mark.parametrize(

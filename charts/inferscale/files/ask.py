@@ -9,17 +9,21 @@ import os
 import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 
 DEADLINE = time.monotonic() + float(os.environ["TIMEOUT_SECONDS"])
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def fetch(url, body=None):
+def fetch(url, body=None, user=None):
     """The text of a page; repeated until the time is over while nobody is ready to answer."""
     headers = {"content-type": "application/json"}
     if os.environ.get("API_KEY"):
         headers["authorization"] = "Bearer " + os.environ["API_KEY"]
+    if user:
+        # A router before the servers goes by it.
+        headers["x-user-id"] = urllib.parse.quote(user)
     data = None if body is None else json.dumps(body).encode()
     while True:
         left = DEADLINE - time.monotonic()
@@ -48,7 +52,8 @@ if os.environ.get("MODEL"):
     }
     if os.environ.get("MEMORY_USER"):
         question["memory"] = {"user": os.environ["MEMORY_USER"]}
-    reply = json.loads(fetch(os.environ["MODEL_URL"] + "/v1/chat/completions", question))
+    url = os.environ["MODEL_URL"] + "/v1/chat/completions"
+    reply = json.loads(fetch(url, question, os.environ.get("MEMORY_USER")))
     if not reply["choices"][0]["message"]["content"]:
         sys.exit("the model answered with nothing")
     print("the model answered; tokens and memory:", json.dumps(reply.get("usage")))

@@ -18,6 +18,8 @@ from inferscale_operator.api.base import (
 )
 from inferscale_operator.api.canary import Canary, StoreCanaryStatus
 from inferscale_operator.api.memorystore import StoreFacts
+from inferscale_operator.api.observability import Observability
+from inferscale_operator.api.routing import Routing
 from inferscale_operator.api.rules import Resource, Rule, Struct
 from inferscale_operator.api.tiers import BudgetStatus, PlacementStatus, Tiers
 from inferscale_runtime.budget import exact_quantity
@@ -38,6 +40,7 @@ OWNED_FLAGS = (
     "--api-server-count",
     "--shutdown-timeout",
     "--api-key",
+    "--otlp-traces-endpoint",
 )
 """vLLM flags that have a field of their own, or that injection depends on."""
 
@@ -244,6 +247,10 @@ class PersonalizedModelSpec(Struct):
     """Voluntary disruptions."""
     network: NetworkAccess = Field(default_factory=NetworkAccess)
     """Network access."""
+    routing: Routing = Field(default_factory=Routing)
+    """Which server a request goes to."""
+    observability: Observability = Field(default_factory=Observability)
+    """Traces."""
 
 
 class ServedGeneration(Struct):
@@ -264,7 +271,7 @@ class PersonalizedModelStatus(Struct):
     """Generation of the spec that this status belongs to."""
     conditions: ConditionList
     """``StoresReady``, ``Compatible``, ``ServerAvailable``, ``RolledOut``, the summary ``Ready``,
-    and ``MetricsFresh`` and ``Degraded``, which are no part of it."""
+    and ``MetricsFresh``, ``Degraded`` and ``RouterReady``, which are no part of it."""
     replicas: int = Field(0, ge=0)
     """Pods of the generation that gets the traffic."""
     ready_replicas: int = Field(0, ge=0)

@@ -13,8 +13,14 @@ class Defaults:
         runtime_image: Image of jobs and servers whose spec names none.
         operator_namespace: Namespace of the operator, for network policies; None outside a cluster.
         erase_timeout_seconds: Longest time that a deletion waits for its bytes to be erased.
+        router_image: Image of routers whose spec names none.
+        metrics_namespaces: Namespaces whose pods may read metrics: where Prometheus runs.
+        monitor_labels: Labels on PodMonitors, by which Prometheus chooses them.
     """
 
     runtime_image: str
     operator_namespace: str | None = None
     erase_timeout_seconds: int = 600
+    router_image: str = ""
+    metrics_namespaces: tuple[str, ...] = ()
+    monitor_labels: tuple[tuple[str, str], ...] = ()

@@ -28,6 +28,7 @@ from inferscale_operator.desired.stores import (
     remote_embedders,
     store_claim,
 )
+from inferscale_operator.desired.tracing import tracing_arguments, tracing_environment
 
 PRE_STOP_SECONDS = 10
 """How long a stopping server still takes requests: endpoints are updated meanwhile."""
@@ -111,7 +112,7 @@ def build_generation(
     )
     mounts = _mounts(owner, spec, stores, config["metadata"]["name"], api_key_secret)
     arguments = _arguments(owner, spec, gpu)
-    container = _container(arguments, spec, stores, defaults, mounts)
+    container = _container(owner, arguments, spec, stores, defaults, mounts)
     pod_spec: Manifest = {
         "containers": [container],
         "restartPolicy": "Always",
@@ -161,6 +162,7 @@ def _deployment(
 
 
 def _container(
+    owner: naming.Owner,
     arguments: Sequence[str],
     spec: PersonalizedModelSpec,
     stores: Sequence[StoreView],
@@ -175,7 +177,7 @@ def _container(
         scheduling=serving,
         defaults=defaults,
         body={
-            "env": _environment(spec, stores),
+            "env": _environment(owner, spec, stores),
             "ports": [pod.container_port(paths.HTTP_PORT, paths.HTTP_PORT_NUMBER)],
             "resources": server_resources(
                 serving.resources, serving.tensor_parallel_size, spec.tiers.dram
@@ -213,17 +215,21 @@ def _arguments(owner: naming.Owner, spec: PersonalizedModelSpec, gpu: GpuShare) 
         *(["--gpu-memory-utilization", f"{share:.4f}"] if share is not None else []),
         "--shutdown-timeout",
         str(serving.shutdown_timeout_seconds),
+        *tracing_arguments(spec.observability.tracing),
         *(pod.literal(argument) for argument in serving.engine_args),
     ]
 
 
-def _environment(spec: PersonalizedModelSpec, stores: Sequence[StoreView]) -> list[Manifest]:
+def _environment(
+    owner: naming.Owner, spec: PersonalizedModelSpec, stores: Sequence[StoreView]
+) -> list[Manifest]:
     place = next((s.spec.storage.s3 for s in stores if s.spec.storage.s3 is not None), None)
     return [
         *pod.base_environment(),
         *pod.model_environment(spec.model),
         *pod.s3_environment(place),
         *pod.port_environment(paths.HTTP_PORT_NUMBER),
+        *tracing_environment(owner, spec.observability.tracing),
     ]
 
 

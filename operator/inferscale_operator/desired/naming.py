@@ -47,7 +47,7 @@ def labels(owner: Owner, component: str) -> dict[str, str]:
 
     Args:
         owner: The custom resource.
-        component: ``encoder`` or ``server``.
+        component: ``encoder``, ``server`` or ``router``.
     """
     return owner_labels(owner) | {
         "app.kubernetes.io/name": f"inferscale-{component}",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from inferscale_operator.api.personalizedmodel import NetworkAccess
 from inferscale_operator.desired import naming, paths
 from inferscale_operator.desired.defaults import Defaults
@@ -12,34 +14,44 @@ NAMESPACE_NAME = "kubernetes.io/metadata.name"
 
 
 def build_encoder_policy(owner: naming.Owner, defaults: Defaults) -> Manifest:
-    """Only the operator may reach the encoder's status port; nobody, outside a cluster."""
-    peers = [_namespace(defaults.operator_namespace)] if defaults.operator_namespace else []
-    return _policy(owner, "encoder", paths.STATUS_PORT, peers)
+    """The operator and Prometheus may reach the encoder's status port, nobody else."""
+    names = {*defaults.metrics_namespaces, defaults.operator_namespace} - {None}
+    peers = [_namespace(str(name)) for name in sorted(map(str, names))]
+    return _policy(owner, "encoder", (paths.STATUS_PORT,), peers)
 
 
 def build_server_policy(
-    owner: naming.Owner, access: NetworkAccess, defaults: Defaults
+    owner: naming.Owner, access: NetworkAccess, defaults: Defaults, *, routed: bool = False
 ) -> Manifest | None:
-    """Own namespace, named namespaces and the operator may call; None when switched off."""
+    """Own namespace, named namespaces, operator and Prometheus may call; None when switched off.
+
+    It is about all pods of the model, routers included: their port has the same name. A server's
+    metrics are on the port of its API.
+    """
     if not access.enabled:
         return None
     own = owner["metadata"]["namespace"]
-    others = {*access.namespaces, defaults.operator_namespace or own} - {own}
+    named = {*access.namespaces, *defaults.metrics_namespaces}
+    others = {*named, defaults.operator_namespace or own} - {own}
     peers: list[Manifest] = [{"podSelector": {}}]
     peers.extend(_namespace(name) for name in sorted(others))
-    return _policy(owner, "server", paths.HTTP_PORT, peers)
+    ports = (paths.HTTP_PORT, *([paths.METRICS_PORT] if routed else []))
+    return _policy(owner, "server", ports, peers)
 
 
 def _namespace(name: str) -> Manifest:
     return {"namespaceSelector": {"matchLabels": {NAMESPACE_NAME: name}}}
 
 
-def _policy(owner: naming.Owner, component: str, port: str, peers: list[Manifest]) -> Manifest:
+def _policy(
+    owner: naming.Owner, component: str, ports: Sequence[str], peers: list[Manifest]
+) -> Manifest:
     spec: Manifest = {
         "podSelector": {"matchLabels": naming.owner_labels(owner)},
         "policyTypes": ["Ingress"],
     }
     if peers:  # without a rule, nothing may come in
-        spec["ingress"] = [{"from": peers, "ports": [{"port": port, "protocol": "TCP"}]}]
+        opened = [{"port": port, "protocol": "TCP"} for port in ports]
+        spec["ingress"] = [{"from": peers, "ports": opened}]
     name = f"{owner['metadata']['name']}-{component}"
     return naming.child(NETWORK_POLICY, owner, name, component, {"spec": spec})

@@ -159,6 +159,12 @@ def encoder_resources(resources: Resources, kv_cache: str) -> Manifest:
     return _resources(resources, {}, base, 0)
 
 
+def router_resources(resources: Resources) -> Manifest:
+    """Resources of a router's container; 100m CPU and 256 MiB where the spec says nothing."""
+    manifest = _resources(resources, {}, GIB // 4, 0)
+    return manifest | {"requests": {"cpu": "100m"} | manifest["requests"]}
+
+
 def small_resources() -> Manifest:
     """Resources of a container that only deletes files."""
     return {"requests": {"cpu": "100m", "memory": format_bytes(GIB // 2)}}

@@ -13,8 +13,9 @@ from inferscale_operator.desired.claims import build_model_claim
 from inferscale_operator.desired.defaults import Defaults
 from inferscale_operator.desired.deployment import build_generation, server_generation
 from inferscale_operator.desired.kinds import Manifest
-from inferscale_operator.desired.monitoring import build_pod_monitor
+from inferscale_operator.desired.monitoring import build_pod_monitors
 from inferscale_operator.desired.network import build_server_policy
+from inferscale_operator.desired.router import build_router_base
 from inferscale_operator.desired.secret import api_key_secret_name, build_api_key_secret
 from inferscale_operator.desired.selection import COMPONENT, deployment_name, server_selector
 from inferscale_operator.desired.service import build_service
@@ -47,16 +48,18 @@ def build_server_base(
         optional_kinds: Optional kinds that the cluster knows.
 
     Returns:
-        ServiceAccount, and what the spec asks for of NetworkPolicy, model claim, autoscaler and
-        PodMonitor.
+        ServiceAccount, and what the spec asks for of NetworkPolicy, model claim, autoscaler,
+        PodMonitors and what routers share.
     """
+    routed = spec.routing.provider != "none"
     wanted = (
-        build_server_policy(owner, spec.network, defaults),
+        build_server_policy(owner, spec.network, defaults, routed=routed),
         build_model_claim(owner, spec.model, COMPONENT),
         build_autoscaler(owner, spec, optional_kinds),
-        build_pod_monitor(owner, optional_kinds),
     )
     return [
         build_account(owner, COMPONENT),
         *(manifest for manifest in wanted if manifest is not None),
+        *build_pod_monitors(owner, optional_kinds, defaults, routed=routed),
+        *build_router_base(owner, spec),
     ]

@@ -101,6 +101,23 @@ def read_documents(texts: Mapping[str, str]) -> list[Manifest]:
     return sorted(manifests, key=lambda item: _ORDER.index(item["kind"]))
 
 
+def without_routers(manifests: Sequence[Manifest]) -> tuple[list[Manifest], list[str]]:
+    """Manifests of models without their routers, which need an API server to find pods.
+
+    Returns:
+        The manifests, and the names of the models whose router was left out.
+    """
+    kept, names = [], []
+    for manifest in manifests:
+        routing = (manifest.get("spec") or {}).get("routing") or {}
+        if manifest["kind"] == "PersonalizedModel" and routing.get("provider", "none") != "none":
+            names.append(manifest["metadata"]["name"])
+            spec = {**manifest["spec"], "routing": {**routing, "provider": "none"}}
+            manifest = {**manifest, "spec": spec}
+        kept.append(manifest)
+    return kept, names
+
+
 def moved_store(live: Manifest | None, wanted: Manifest) -> str | None:
     """Why a MemoryStore cannot take this spec in place of its present one, or None."""
     if live is None or wanted["kind"] != "MemoryStore":

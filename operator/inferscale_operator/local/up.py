@@ -32,7 +32,7 @@ from inferscale_operator.local.asking import Announcer
 from inferscale_operator.local.console import Console
 from inferscale_operator.local.controllers import ClaimBinder, DeploymentController, JobController
 from inferscale_operator.local.data_folder import DataFolder
-from inferscale_operator.local.documents import DocumentError, moved_store
+from inferscale_operator.local.documents import DocumentError, moved_store, without_routers
 from inferscale_operator.local.executor import Executor
 from inferscale_operator.local.files import ManifestFiles
 from inferscale_operator.local.launch import Launcher
@@ -146,7 +146,7 @@ class Up:
         self._speaking = False
         self._proxies: dict[tuple[str, str], tuple[ServiceProxy, int]] = {}
         self._announcer = Announcer(self._cluster, console, self._folder.path / "keys")
-        self._left_over: set[str] = set()
+        self._said: set[str] = set()
 
     # --- from outside ---------------------------------------------------------------------------
 
@@ -217,6 +217,12 @@ class Up:
 
     async def _apply(self, documents: Sequence[Manifest]) -> None:
         """Applies what the files say; raises before anything is changed when it cannot."""
+        documents, routed = without_routers(documents)
+        for name in routed:
+            self._say_once(
+                f"PersonalizedModel/{name}: spec.routing is left out; its router finds servers "
+                "through an API server"
+            )
         problems = []
         for document in documents:
             metadata = document["metadata"]
@@ -258,11 +264,15 @@ class Up:
                 continue
             if self._settings.prune:
                 await self._cluster.delete(kind_of(live), namespace, name, live["metadata"]["uid"])
-            elif f"{kind}/{name}" not in self._left_over:
-                self._left_over.add(f"{kind}/{name}")
-                self._console.say(
+            else:
+                self._say_once(
                     f"{kind}/{name} is in no file any more; it stays (--prune deletes it)"
                 )
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._console.say(text)
 
     # --- run ------------------------------------------------------------------------------------
 

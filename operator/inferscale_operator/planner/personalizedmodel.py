@@ -19,6 +19,7 @@ from inferscale_operator.desired.kinds import (
 )
 from inferscale_operator.desired.naming import GENERATION
 from inferscale_operator.desired.quantities import format_bytes
+from inferscale_operator.desired.router import build_router
 from inferscale_operator.desired.server import (
     build_api_key_secret,
     build_disruption_budget,
@@ -53,6 +54,7 @@ from inferscale_operator.planner.rollout import (
     is_complete,
     ready_replicas,
 )
+from inferscale_operator.planner.routing import Routers, decide_routers, is_router, router_drafts
 from inferscale_operator.planner.tiers import decide_tiers, ready_pods
 from inferscale_runtime.budget import ConfigError
 
@@ -95,14 +97,19 @@ class _Decision:
         self.observed = observed
         self.defaults = defaults
         self.name: str = resource["metadata"]["name"]
-        self.generations = {
-            item["metadata"]["labels"][GENERATION]: item
+        alive = [
+            item
             for item in observed.of_kind(DEPLOYMENT)
             if GENERATION in item["metadata"]["labels"]
             and not item["metadata"].get("deletionTimestamp")
-        }
+        ]
+        named = [(item["metadata"]["labels"][GENERATION], item) for item in alive]
+        self.generations = {name: item for name, item in named if not is_router(item)}
+        self.routers = {name: item for name, item in named if is_router(item)}
         service = observed.children.get((SERVICE.kind, self.name), {})
         selector = service.get("spec", {}).get("selector") or {}
+        self.selector: Manifest = selector
+        self.wants_router = spec.routing.provider != "none"
         # A Service that someone bent or deleted: the status still says which one served.
         recorded = resource.get("status", {}).get("serving") or {}
         self.selected: str | None = selector.get(GENERATION) or recorded.get("hash")
@@ -123,10 +130,12 @@ class _Decision:
         apply = build_server_base(
             self.resource, self.spec, self.defaults, self.observed.optional_kinds
         )
+        routers = self._routers(rollout, stores.gone)
         if target is not None:
             apply += self._generation(target, stores.views)
+            apply += build_router(self.resource, self.spec, self.defaults, target)
         if rollout.serving is not None:
-            apply.append(build_service(self.resource, rollout.serving))
+            apply.append(build_service(self.resource, rollout.serving, routed=routers.routed))
             budget = build_disruption_budget(self.resource, self.spec, rollout.serving)
             apply += [budget] if budget is not None else []
         tiers = decide_tiers(
@@ -137,11 +146,14 @@ class _Decision:
             self.generations.get(rollout.serving or ""),
         )
         apply += tiers.apply
-        remove = [self.generations[name] for name in rollout.remove]
+        remove = [self.generations[name] for name in rollout.remove if name not in routers.held]
+        remove += routers.remove
         needed = [*stores.drafts, *self._serving(rollout, target, blocked, apply)]
         canary = self._canary(rollout.serving)
         degraded = degraded_draft(canary)
-        drafts = [*needed, *self._scaling(), *tiers.drafts, *([degraded] if degraded else [])]
+        routing = router_drafts(routers, self.observed.pods, wanted=self.wants_router)
+        drafts = [*needed, *self._scaling(), *routing, *tiers.drafts]
+        drafts += [degraded] if degraded else []
         drafts.append(summarise(needed, "Serving", f"generation {target} serves"))
         old = self.resource.get("status", {})
         return Plan(
@@ -162,6 +174,17 @@ class _Decision:
         reports = [self.observed.reports.get(pod["metadata"]["name"], {}) for pod in pods]
         names = [store.name for store in self.spec.memory_stores]
         return canary_status(live_canary(self.resource), worst_canaries(reports), names)
+
+    def _routers(self, rollout: Rollout, gone: bool) -> Routers:
+        routers = decide_routers(
+            rollout,
+            self.routers,
+            self.observed.pods,
+            self.selector,
+            wanted=self.wants_router,
+        )
+        # What was deleted must not be served any longer, whoever still holds a connection.
+        return replace(routers, held=frozenset()) if gone else routers
 
     def _blocked(self) -> Draft | None:
         missing = first_missing(server_requirements(self.spec), self.observed)
@@ -262,7 +285,11 @@ class _Decision:
         )
 
     def _why_not(self, generation: str | None, reason: str, message: str) -> Draft:
-        pods = [pod for pod in self.observed.pods if _generation_of(pod) == generation]
+        pods = [
+            pod
+            for pod in self.observed.pods
+            if _generation_of(pod) == generation and not is_router(pod)
+        ]
         found = first_trouble(pods)
         if found is None:
             return Draft("ServerAvailable", False, reason, message)

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 
@@ -137,7 +138,10 @@ class ChatClient:
         text = ""
         body = ask.body(self.model)
         start = time.perf_counter()
-        async with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
+        # A router before the servers goes by it.
+        headers = {"x-user-id": quote(ask.user)}
+        url = "/v1/chat/completions"
+        async with self._client.stream("POST", url, json=body, headers=headers) as response:
             if not response.is_success:
                 refusal = (await response.aread())[:300].decode(errors="replace")
                 raise BenchError(f"HTTP {response.status_code}: {refusal}")

@@ -17,6 +17,7 @@ from vllm.logger import init_logger
 from inferscale_runtime.connector.capability import PARAMS_KEY, Claim, open_claim
 from inferscale_runtime.tiers.leases import activate_lease, finish_lease
 from inferscale_runtime.tiers.slab import load_secret, load_shape, map_leases
+from inferscale_runtime.tracing import TraceHeaders, picked_headers
 
 logger = init_logger("vllm.inferscale.scheduler")
 
@@ -30,12 +31,14 @@ class Load:
         first: First prompt position to write (what stands before is in the local prefix cache).
         last: One past the last position to write.
         block_ids: The request's blocks, one tuple per KV cache group.
+        trace: The request's trace; empty for none.
     """
 
     runs: tuple[tuple[int, int], ...]
     first: int
     last: int
     block_ids: tuple[tuple[int, ...], ...]
+    trace: TraceHeaders = ()
 
 
 @dataclass
@@ -107,7 +110,8 @@ class SchedulerSide:
             return
         last = min(claim.num_tokens, request.num_prompt_tokens - 1)
         block_ids = tuple(tuple(ids) for ids in blocks.get_block_ids())
-        self._loads.append(Load(claim.runs, last - num_external, last, block_ids))
+        trace = picked_headers(request.trace_headers)
+        self._loads.append(Load(claim.runs, last - num_external, last, block_ids, trace))
         self._step_bytes += num_external * self._row_bytes
 
     def build_connector_meta(self) -> InjectionMetadata:

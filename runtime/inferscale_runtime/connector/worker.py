@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ from inferscale_runtime.tiers.slab import (
     map_slab,
     map_stamps,
 )
+from inferscale_runtime.tracing import span_under
 
 logger = init_logger("vllm.inferscale.worker")
 
@@ -183,6 +185,16 @@ class WorkerSide:
             self._write_loads(writer, [load])
 
     def _write_loads(self, writer: Writer, loads: Sequence[Load]) -> None:
+        with ExitStack() as spans:
+            for load in loads:
+                tokens = load.last - load.first
+                # What is written in one launch takes each of its requests as long.
+                spans.enter_context(
+                    span_under(load.trace, "inject.load", tokens=tokens, requests=len(loads))
+                )
+            self._write_rows(writer, loads)
+
+    def _write_rows(self, writer: Writer, loads: Sequence[Load]) -> None:
         if self._tier is None:
             places = [
                 self._placements(load, slab_rows(load.runs)[load.first : load.last])

@@ -28,6 +28,7 @@ from vllm.entrypoints.serve.utils.api_utils import (
 )
 from vllm.entrypoints.serve.utils.sse_keep_alive import with_sse_keep_alive
 
+from inferscale_runtime import tracing
 from inferscale_runtime.errors import StoreError
 from inferscale_runtime.prompt.template import Message
 from inferscale_runtime.server.auth.audit import AuditRecord
@@ -43,6 +44,7 @@ from inferscale_runtime.server.options import MemoryOptions
 from inferscale_runtime.server.refusal import Refusal, error_response
 from inferscale_runtime.server.service import MemoryService, Prepared, UnknownUserError
 from inferscale_runtime.server.stores import UnknownStoreError
+from inferscale_runtime.server.watched import ARRIVAL, WATCH, Watch
 
 
 class MemoryChatRequest(ChatCompletionRequest):
@@ -216,6 +218,21 @@ def _offer_to_canary(
     canary.offer(options, messages, template_arguments(request), prepared)
 
 
+def _watch(raw_request: Request, prepared: Prepared) -> None:
+    """The request's mode for its span and for the time to its first token."""
+    usage = prepared.usage
+    WATCH.set(Watch(usage.mode, raw_request.scope.get(ARRIVAL, time.time())))
+    tracing.annotate(
+        mode=usage.mode,
+        facts=usage.facts,
+        injected_tokens=usage.injected_tokens,
+        text_tokens=usage.text_tokens,
+        tier=usage.tier,
+        reason=usage.reason,
+        store=usage.store,
+    )
+
+
 def attach_chat(app: FastAPI) -> None:
     """Replaces the stock route."""
 
@@ -225,7 +242,7 @@ def attach_chat(app: FastAPI) -> None:
     async def create_chat_completion(request: MemoryChatRequest, raw_request: Request) -> Any:
         started = time.perf_counter()
         service: MemoryService = raw_request.app.state.inferscale_memory
-        handler = raw_request.app.state.openai_serving_chat
+        handler = raw_request.app.state.inferscale_chat
         options, request.memory = request.memory, None
         prepared: Prepared | None = None
         if options is not None:
@@ -233,6 +250,7 @@ def attach_chat(app: FastAPI) -> None:
             if isinstance(outcome, JSONResponse):
                 return outcome
             prepared = outcome
+            _watch(raw_request, prepared)
             request.cache_salt = prepared.salt
             if prepared.token_ids is not None:
                 request.kv_transfer_params = {

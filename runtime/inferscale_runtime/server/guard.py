@@ -9,12 +9,14 @@ could otherwise find out what another asked. Pure ASGI: the body is read once an
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from http import HTTPStatus
 from typing import Any
 
 from inferscale_runtime.server.auth.access import SALTED, USERS
 from inferscale_runtime.server.refusal import error_response
+from inferscale_runtime.server.watched import ARRIVAL
 
 FORBIDDEN = ("kv_transfer_params", "cache_salt")
 Message = MutableMapping[str, Any]
@@ -95,6 +97,7 @@ class FieldGuard:
             body += message.get("body", b"")
             if message["type"] != "http.request" or not message.get("more_body"):
                 break
+        scope[ARRIVAL] = time.time()
         field = forbidden_field(body)
         if field is not None:
             response = error_response(

@@ -22,6 +22,13 @@ PLAN_SECONDS = Histogram(
     "Retrieval, staging and prompt planning of one request.",
     buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5),
 )
+FIRST_TOKEN_SECONDS = Histogram(
+    "inferscale_time_to_first_token_seconds",
+    "From the last byte of a chat request with memory to its first token, by the mode it was "
+    "served in.",
+    ["mode"],
+    buckets=(0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80),
+)
 STAGING_SECONDS = Histogram(
     "inferscale_staging_seconds",
     "Reading one request's missing segments from the store into the DRAM arena.",

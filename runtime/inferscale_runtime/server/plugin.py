@@ -26,6 +26,7 @@ from inferscale_runtime.server.auth.principal import Principal
 from inferscale_runtime.server.canary import Canary
 from inferscale_runtime.server.chat import attach_chat
 from inferscale_runtime.server.guard import FieldGuard
+from inferscale_runtime.server.http_trace import TraceMiddleware
 from inferscale_runtime.server.identity import Identity, embedder_name, find_identity
 from inferscale_runtime.server.memory_api.answers import AnswerLog
 from inferscale_runtime.server.memory_api.idempotency import Idempotency
@@ -36,6 +37,7 @@ from inferscale_runtime.server.readiness import Readiness
 from inferscale_runtime.server.service import MemoryService
 from inferscale_runtime.server.status import StatusPage, public_part
 from inferscale_runtime.server.stores import Embedders, ServedStore
+from inferscale_runtime.server.watched import watched_handler
 from inferscale_runtime.store.store import Store
 from inferscale_runtime.tiers.arena import Arena
 from inferscale_runtime.tiers.form import SlabForm
@@ -63,6 +65,7 @@ class MemoryEndpointPlugin:
         attach_memory_api(app)
         app.add_middleware(FieldGuard)
         app.add_middleware(AuthMiddleware)  # before the guard: what is added last stands first
+        app.add_middleware(TraceMiddleware)
 
         @app.get("/inferscale/v1/status")
         async def status(raw_request: Request) -> dict[str, Any]:
@@ -104,6 +107,7 @@ class MemoryEndpointPlugin:
         state.inferscale_idempotency = Idempotency()
         state.inferscale_answers = AnswerLog()
         state.inferscale_gate = await asyncio.to_thread(Gate, config.auth, service.secret)
+        state.inferscale_chat = watched_handler(state.openai_serving_chat)
         state.inferscale_readiness = readiness
         state.inferscale_tiers = start_tiers(
             service.arena, config.tiers.plan_file, Path(config.run_dir)

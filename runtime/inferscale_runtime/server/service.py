@@ -26,6 +26,7 @@ from inferscale_runtime.server.stores import UNREADABLE, OpenStore, ServedStore,
 from inferscale_runtime.server.users import UserView
 from inferscale_runtime.tiers.arena import Arena
 from inferscale_runtime.tiers.leases import Lease
+from inferscale_runtime.tracing import traced
 
 logger = logging.getLogger("vllm.inferscale.memory")
 
@@ -136,9 +137,7 @@ class MemoryService:
         """
         started = time.perf_counter()
         ask = _Ask(options, messages, arguments, blocked)
-        opened, view, unasked = await asyncio.to_thread(
-            find_user, self.stores, options.store, options.user
-        )
+        opened, view, unasked = await self._find_user(options)
         if view is None and self._config.retrieval.unknown_user == "error":
             if unasked:
                 raise StoreError("a store that may have this user cannot be read")
@@ -222,6 +221,13 @@ class MemoryService:
         """Forgets what the chats of a user have in their prompts."""
         self._sessions.sessions.forget((store, user))
 
+    @traced("memory.open")
+    async def _find_user(
+        self, options: MemoryOptions
+    ) -> tuple[OpenStore | None, UserView | None, bool]:
+        return await asyncio.to_thread(find_user, self.stores, options.store, options.user)
+
+    @traced("memory.retrieve")
     async def _retrieve(self, opened: OpenStore, view: UserView, ask: _Ask) -> list[int]:
         """Indexes of the user's facts for this question, best first."""
         retrieval = self._config.retrieval
@@ -251,6 +257,7 @@ class MemoryService:
             )
         return list(range(len(view.memory.facts)))[::-1][:k]
 
+    @traced("memory.plan")
     async def _plan(
         self,
         opened: OpenStore,

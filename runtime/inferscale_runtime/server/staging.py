@@ -13,6 +13,7 @@ from inferscale_runtime.server.users import UserView
 from inferscale_runtime.store.records import Segment
 from inferscale_runtime.store.store import Store
 from inferscale_runtime.tiers.arena import Arena
+from inferscale_runtime.tracing import annotate, traced
 
 logger = logging.getLogger("vllm.inferscale.staging")
 
@@ -34,6 +35,7 @@ class Staging:
         self._timeout = timeout_seconds
         self._running: dict[str, asyncio.Task[str | None]] = {}
 
+    @traced("memory.stage")
     async def ensure(self, user: str, view: UserView, segments: Sequence[Segment]) -> str | None:
         """Brings segments into the arena.
 
@@ -48,6 +50,7 @@ class Staging:
         """
         resident = self._arena.resident([segment.key for segment in segments])
         missing = [s for s in segments if s.key not in resident and s.key not in view.damaged]
+        annotate(segments=len(segments), missing=len(missing))
         new = [s for s in missing if s.key not in self._running]
         if new:
             task = asyncio.create_task(asyncio.to_thread(self.read, user, view, new))

@@ -1,4 +1,4 @@
-"""Prometheus' own tool: PATH, else Debian's package, unpacked into build/tools."""
+"""Prometheus and its own tool: PATH, else Debian's package, unpacked into build/tools."""
 
 from __future__ import annotations
 
@@ -13,31 +13,36 @@ import pytest
 import yaml
 from tests.integration.kube.control_plane import ROOT
 
-CACHE = ROOT / "build" / "tools" / "promtool"
+CACHE = ROOT / "build" / "tools"
 
 
 def find_promtool() -> Path:
     """Path of promtool; skips without one, loudly, and fails in CI."""
-    found = shutil.which("promtool")
+    return find("promtool")
+
+
+def find(name: str) -> Path:
+    """Path of a program of the package; skips without one, loudly, and fails in CI."""
+    found = shutil.which(name)
     if found:
         return Path(found)
-    if not CACHE.is_file():
+    if not (CACHE / name).is_file():
         try:
             _unpack()
         except (OSError, subprocess.SubprocessError) as error:
             message = (
-                "alerts and dashboard were not evaluated: promtool is not on PATH, and Debian's "
+                f"alerts and dashboard were not evaluated: {name} is not on PATH, and Debian's "
                 f"package prometheus cannot be had: {error}"
             )
             if os.environ.get("CI"):
                 pytest.fail(message)
             pytest.skip(message)
-    return CACHE
+    return CACHE / name
 
 
 def _unpack() -> None:
-    CACHE.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=CACHE.parent) as name:
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=CACHE) as name:
         folder = Path(name)
         quiet: dict[str, Any] = {"check": True, "capture_output": True, "timeout": 300}
         download = ["apt-get", "download", "prometheus"]
@@ -47,7 +52,8 @@ def _unpack() -> None:
             subprocess.run(download, cwd=folder, **quiet)
         (package,) = folder.glob("*.deb")
         subprocess.run(["dpkg", "-x", str(package), str(folder / "root")], **quiet)
-        (folder / "root" / "usr" / "bin" / "promtool").rename(CACHE)
+        for program in ("promtool", "prometheus"):
+            (folder / "root" / "usr" / "bin" / program).rename(CACHE / program)
 
 
 def check_rules(tool: Path, groups: dict[str, Any], folder: Path) -> str:

@@ -24,7 +24,7 @@ Series = dict[str, str]
 OPERATOR = "inferscale_operator_"
 REQUESTS = "inferscale_requests_total"
 UNUSABLE = "inferscale_unusable_segments_total"
-TTFT = "vllm:time_to_first_token_seconds_bucket"
+TTFT = "inferscale_time_to_first_token_seconds_bucket"
 
 # Series with which an alert fires after two hours, and series with which it must not.
 ALERTS: dict[str, tuple[Series, Series]] = {
@@ -119,14 +119,21 @@ ALERTS: dict[str, tuple[Series, Series]] = {
     ),
     "InferScaleSlowFirstToken": (
         {
-            f'{TTFT}{{{POD},model_name="m",le="1"}}': "0+1x150",
-            f'{TTFT}{{{POD},model_name="m",le="10"}}': "0+10x150",
-            f'{TTFT}{{{POD},model_name="m",le="+Inf"}}': "0+10x150",
+            f'{TTFT}{{{POD},mode="text",le="1"}}': "0+1x150",
+            f'{TTFT}{{{POD},mode="text",le="10"}}': "0+10x150",
+            f'{TTFT}{{{POD},mode="text",le="+Inf"}}': "0+10x150",
         },
         {
-            f'{TTFT}{{{POD},model_name="m",le="1"}}': "0+10x150",
-            f'{TTFT}{{{POD},model_name="m",le="10"}}': "0+10x150",
-            f'{TTFT}{{{POD},model_name="m",le="+Inf"}}': "0+10x150",
+            f'{TTFT}{{{POD},mode="text",le="1"}}': "0+10x150",
+            f'{TTFT}{{{POD},mode="text",le="10"}}': "0+10x150",
+            f'{TTFT}{{{POD},mode="text",le="+Inf"}}': "0+10x150",
+        },
+    ),
+    "InferScaleRouterNotReady": (
+        {'inferscale_resource_condition{namespace="n",name="m",type="RouterReady"}': ZEROS},
+        {
+            'inferscale_resource_condition{namespace="n",name="m",type="RouterReady"}': "1x150",
+            'inferscale_resource_condition{namespace="n",name="m",type="Ready"}': ZEROS,
         },
     ),
     "InferScaleRequestsWaiting": (

@@ -36,6 +36,7 @@ UNWATCHED_VERBS = ("get", "create", "delete")
 """For children that are made once, never applied and never watched."""
 UNSEEN: dict[Right, str] = {
     ("", "nodes", "list"): "read only for models that ask for GPUs",
+    ("", "pods", "watch"): "handed on to routers",
     ("", "events", "patch"): "an Event that comes again within an hour is counted up",
     ("inferscale.dev", "memorystores/finalizers", "update"): "asked for by an admission plugin",
     ("inferscale.dev", "personalizedmodels/finalizers", "update"): "as above",

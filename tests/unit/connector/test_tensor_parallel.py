@@ -134,6 +134,7 @@ class Server:
         claim = Claim(claimed, lease.runs, lease.slot, lease.generation)
         sealed = seal_claim(load_secret(self.folder), claim, "salt", prompt)
         request = SimpleNamespace(
+            trace_headers=None,
             request_id=str(self._count),
             kv_transfer_params={PARAMS_KEY: sealed},
             cache_salt="salt",

@@ -207,7 +207,9 @@ def test_a_store_without_users_is_looked_at_later(world: Any, kit: Any) -> None:
     engine = Engine(same, same)
     now = [0.0]
     service = world.service("a")
-    found = Canary(service, engine, CanaryConfig(start_samples=3), clock=lambda: now[0], draw=lambda: 0.0)
+    found = Canary(
+        service, engine, CanaryConfig(start_samples=3), clock=lambda: now[0], draw=lambda: 0.0
+    )
     asyncio.run(found.check_stores())
     assert found.status("a")["state"] == "unknown"
     kit.commit(world.store("a"), "u1", ["one fact of mine"])

@@ -156,6 +156,11 @@ RULE_CASES = (
         "spec.autoscaling",
         "minReplicas 0 needs provider keda",
     ),
+    _bad(
+        model(routing={"provider": "vllm-router", "policy": "stickyLeastLoaded"}),
+        "spec.routing",
+        "needs replicas 1",
+    ),
     _bad(model(autoscaling=_KEDA), "spec.autoscaling", "provider keda needs prometheusAddress"),
     _bad(model(auth={"secretRef": {"name": "a"}}), "spec.auth", "secretRef is for mode apiKey"),
     _bad(

@@ -197,6 +197,15 @@ FULL = (
         },
         disruption={"maxUnavailable": 2},
         network={"enabled": True, "namespaces": ["web"]},
+        routing={
+            **_SCHEDULING,
+            "provider": "vllm-router",
+            "policy": "stickyLeastLoaded",
+            "replicas": 1,
+        },
+        observability={
+            "tracing": {"endpoint": "https://c:4317", "protocol": "grpc", "sampleRatio": 0.5}
+        },
     ),
     model("keys", auth={"mode": "apiKey", "keysSecretRef": KEY}),
     model(

@@ -18,6 +18,7 @@ from inferscale_operator.desired.encoder import (
     build_erase_job,
 )
 from inferscale_operator.desired.kinds import Manifest
+from inferscale_operator.desired.router import build_router
 from inferscale_operator.desired.server import (
     build_api_key_secret,
     build_disruption_budget,
@@ -57,14 +58,17 @@ def _personalized_model(case: dict[str, Any], defaults: Defaults) -> list[Manife
         *build_server_base(owner, spec, defaults, case.get("optionalKinds", [])),
         *([build_api_key_secret(owner, case["apiKey"])] if secret else []),
         *build_generation(owner, spec, stores, defaults, generation, secret),
-        build_service(owner, generation),
+        *build_router(owner, spec, defaults, generation),
+        build_service(owner, generation, routed=spec.routing.provider != "none"),
         *([budget] if budget else []),
     ]
 
 
 def build_children(case: dict[str, Any]) -> list[Manifest]:
     """All manifests that a case leads to."""
-    defaults = Defaults(**case["defaults"])
+    given = dict(case["defaults"])
+    labels = tuple(given.pop("monitor_labels", {}).items())
+    defaults = Defaults(**given, monitor_labels=labels)
     if case["owner"]["kind"] == "MemoryStore":
         return _memory_store(case, defaults)
     return _personalized_model(case, defaults)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from inferscale_runtime.cli import build_parser
 from inferscale_runtime.config import load_config
 
@@ -17,6 +19,14 @@ def _expanded(argument: str) -> str:
     return argument.replace("$$", "$")
 
 
+def _router_takes(arguments: list[str]) -> None:
+    router = pytest.importorskip("vllm_router.launch_router", reason="no wheel for this machine")
+    parsed = router.parse_router_args(arguments)
+    assert (parsed.policy, parsed.service_discovery) == ("consistent_hash", True)
+    assert parsed.selector["app.kubernetes.io/component"] == "server"
+    assert parsed.disable_circuit_breaker
+
+
 def test_commands_are_those_of_the_runtime(
     case: dict[str, Any], build: Callable[..., list[dict[str, Any]]]
 ) -> None:
@@ -27,10 +37,14 @@ def test_commands_are_those_of_the_runtime(
         if template is None:
             continue
         (container,) = template["spec"]["containers"]
+        arguments = [*map(_expanded, container["args"])]
+        if container["name"] == "router":
+            _router_takes(arguments)
+            continue
         program, subcommand = container["command"]
         assert program == "inferscale"
         # An unknown or missing argument ends in SystemExit.
-        parsed = parser.parse_args([subcommand, *map(_expanded, container["args"])])
+        parsed = parser.parse_args([subcommand, *arguments])
         assert parsed.command == subcommand
         commands += 1
     assert commands

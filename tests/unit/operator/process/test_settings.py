@@ -28,6 +28,13 @@ def test_namespaces_are_separated_by_commas() -> None:
     assert settings.lease_place == "a"
 
 
+def test_monitor_labels_are_pairs() -> None:
+    arguments = ["--monitor-labels", "release=prom, a.b/c=", "--metrics-namespaces", "m"]
+    settings = read_settings(arguments, {}, NO_FILE)
+    assert settings.label_pairs == (("release", "prom"), ("a.b/c", ""))
+    assert settings.metrics_namespaces == ("m",)
+
+
 def test_own_namespace_is_found_inside_a_pod(tmp_path: Path) -> None:
     file = tmp_path / "namespace"
     file.write_text("system\n")
@@ -43,6 +50,7 @@ def test_own_namespace_is_found_inside_a_pod(tmp_path: Path) -> None:
         (["--workers", "0"], "--workers '0'"),
         (["--workers", "many"], "--workers 'many'"),
         (["--namespaces", "Not_A_Name"], "--namespaces"),
+        (["--monitor-labels", "release"], "--monitor-labels"),
         (["--log-level", "loud"], "--log-level 'loud'"),
         (["--http-port", "70000"], "--http-port '70000'"),
     ],

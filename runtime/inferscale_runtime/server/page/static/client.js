@@ -12,7 +12,8 @@ export class Client {
   }
 
   async call(method, url, { body, headers = {}, signal } = {}) {
-    const sent = { ...headers };
+    // A router before the servers goes by the user.
+    const sent = { ...headers, "x-user-id": encodeURIComponent(this.user) };
     if (this.key) sent.Authorization = `Bearer ${this.key}`;
     if (body !== undefined) sent["Content-Type"] = "application/json";
     let response;
