@@ -90,11 +90,15 @@ def test_defaults_of_the_documents() -> None:
     served = _defaults(PersonalizedModelSpec, model()["spec"])
 
     assert memory["storage"] == {"pvc": {"size": "10Gi", "accessMode": "ReadWriteOnce"}}
-    assert memory["encoding"] == {"policy": "neighbours:10", "embedder": "minilm"}
+    assert memory["encoding"] == {
+        "policy": "neighbours:10",
+        "embedder": "minilm",
+        "kvDtype": "auto",
+    }
     assert memory["retention"] == {"onDelete": "Erase"}
     assert served["retrieval"]["topK"] == 20
     assert served["serving"]["replicas"] == 1
-    assert served["auth"] == {"mode": "none"}
+    assert served["auth"] == {"mode": "none", "audit": "None", "limits": {"burst": 20}}
 
 
 @pytest.mark.parametrize("manifest", [store(extra=1), model(tiers={"dramm": "1Gi"})])
