@@ -23,6 +23,7 @@ def main() -> int:
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--user", required=True)
     parser.add_argument("--remember", action="append", default=[], metavar="FACT")
+    parser.add_argument("--max-tokens", type=int, default=200, help="longest answer")
     parser.add_argument("questions", nargs="+")
     arguments = parser.parse_args()
     key = os.environ.get("INFERSCALE_API_KEY", "none")
@@ -35,7 +36,11 @@ def main() -> int:
 
     session = secrets.token_hex(8)
     model = memory_model(
-        arguments.url, arguments.user, key=key, session=session, max_completion_tokens=200
+        arguments.url,
+        arguments.user,
+        key=key,
+        session=session,
+        max_completion_tokens=arguments.max_tokens,
     )
     history = InMemoryChatMessageHistory()
     for question in arguments.questions:

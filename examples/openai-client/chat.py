@@ -30,14 +30,16 @@ class MemoryChat:
         url: The server, for example ``http://127.0.0.1:8000``.
         user: Whose memory.
         key: API key of the server; any text where it asks for none.
+        max_tokens: Longest answer.
     """
 
-    def __init__(self, url: str, user: str, key: str) -> None:
+    def __init__(self, url: str, user: str, key: str, max_tokens: int = 200) -> None:
         # A router in front of several servers keeps a user at one of them by this header.
         headers = {"x-user-id": quote(user)}
         self.client = OpenAI(base_url=f"{url}/v1", api_key=key, default_headers=headers)
         self.model = self.client.models.list().data[0].id
         self.user = user
+        self.max_tokens = max_tokens
         self.session = secrets.token_hex(8)
         self.messages: list[Any] = []
         self.facts_url = f"{url}/inferscale/v1/users/{quote(user, safe='')}/facts"
@@ -48,7 +50,7 @@ class MemoryChat:
         answer = self.client.chat.completions.create(
             model=self.model,
             messages=messages,
-            max_tokens=200,
+            max_tokens=self.max_tokens,
             # `memory` is no field of OpenAI's, so it travels in extra_body.
             extra_body={"memory": {"user": self.user, "session": self.session}},
         )
@@ -108,9 +110,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--user", required=True)
+    parser.add_argument("--max-tokens", type=int, default=200, help="longest answer")
     arguments = parser.parse_args()
     # Not an argument: command lines are seen by every process of the machine.
-    chat = MemoryChat(arguments.url, arguments.user, os.environ.get("INFERSCALE_API_KEY", "none"))
+    key = os.environ.get("INFERSCALE_API_KEY", "none")
+    chat = MemoryChat(arguments.url, arguments.user, key, arguments.max_tokens)
     for line in sys.stdin:
         line = line.strip()
         if line == "/quit":

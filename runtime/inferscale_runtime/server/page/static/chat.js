@@ -30,7 +30,7 @@ export class Chat {
     return { item, body };
   }
 
-  async send(question, memory) {
+  async send(question, memory, maxTokens) {
     const asked = this.add("You", question);
     const messages = [...this.messages, { role: "user", content: question }];
     const { item, body } = this.add("Model", "");
@@ -40,6 +40,7 @@ export class Chat {
       const used = await this.client.chat(
         messages,
         { session: this.session, ...memory },
+        maxTokens,
         (text) => { body.textContent += text; },
         this.running.signal,
       );

@@ -98,12 +98,13 @@ export class Client {
   }
 
   // Streams one answer; `onText` gets each piece. Resolves to usage.memory and the time to the first token.
-  async chat(messages, memory, onText, signal) {
+  async chat(messages, memory, maxTokens, onText, signal) {
     const started = performance.now();
     const response = await this.call("POST", "../v1/chat/completions", {
       body: {
         model: this.model,
         messages,
+        max_tokens: maxTokens,
         stream: true,
         stream_options: { include_usage: true },
         memory: { user: this.user, ...memory },

@@ -65,7 +65,8 @@ async function send() {
   const k = byId("facts-number").value;
   field.value = "";
   try {
-    await open.chat.send(question, { mode: byId("mode").value, ...(k && { k: Number(k) }) });
+    const memory = { mode: byId("mode").value, ...(k && { k: Number(k) }) };
+    await open.chat.send(question, memory, Number(byId("max-tokens").value));
   } catch (error) {
     field.value ||= question;
     throw error;
@@ -80,7 +81,8 @@ async function save() {
   link.href = URL.createObjectURL(await open.client.exportUser());
   link.download = "memory.jsonl";
   link.click();
-  URL.revokeObjectURL(link.href);
+  // Not at once: the download may begin a moment later.
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
 }
 
 async function erase() {
