@@ -67,6 +67,7 @@ class Acting:
             router_image=settings.router_image,
             metrics_namespaces=settings.metrics_namespaces,
             monitor_labels=settings.label_pairs,
+            activator_image=settings.activator_image,
         )
         self._reconciler = Reconciler(
             cluster,

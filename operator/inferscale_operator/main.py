@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, disable_created_metrics
 
 from inferscale_operator import crds_command
 from inferscale_operator.acting import Acting
+from inferscale_operator.activator import command as activator_command
 from inferscale_operator.cluster.client import ApiCluster
 from inferscale_operator.cluster.errors import ClusterError
 from inferscale_operator.cluster.lease import Lease, LeaseLostError, LeaseSettings
@@ -42,9 +43,11 @@ _log = logging.getLogger("inferscale_operator.main")
 
 
 def main() -> int:
-    """Runs the operator, or ``crds``; the process's exit code."""
+    """Runs the operator, ``activator`` or ``crds``; the process's exit code."""
     if sys.argv[1:2] == [crds_command.COMMAND]:
         return crds_command.run(sys.argv[2:])
+    if sys.argv[1:2] == [activator_command.COMMAND]:
+        return activator_command.run(sys.argv[2:])
     try:
         settings = read_settings(sys.argv[1:], os.environ)
     except ValueError as error:

@@ -48,6 +48,8 @@ class Settings(BaseModel):
     """Context of the kubeconfig; its current one when absent."""
     runtime_image: str = Field(f"inferscale/runtime:{VERSION}", min_length=1)
     """Image of encoding jobs and servers whose resource names none."""
+    activator_image: str = Field(f"inferscale/operator:{VERSION}", min_length=1)
+    """Image of the activators of models that scale to zero: this operator's own."""
     operator_namespace: NamespaceName | None = None
     """Namespace of this operator, for network policies and the lease; found out inside a pod."""
     router_image: str = Field(f"inferscale/router:{VERSION}", min_length=1)

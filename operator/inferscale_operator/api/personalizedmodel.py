@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from inferscale_operator.api.auth import Auth
+from inferscale_operator.api.autoscaling import Autoscaling, AutoscalingStatus
 from inferscale_operator.api.base import (
     ConditionList,
     Model,
@@ -158,47 +159,6 @@ class Serving(Scheduling):
     """Pods are spread over nodes or zones where possible."""
 
 
-class AutoscalingTarget(Struct):
-    """What one replica should carry."""
-
-    requests: int = Field(8, ge=1, le=100_000)
-    """Running and waiting requests per replica."""
-
-
-class Autoscaling(Struct):
-    """Scaling of replicas, through the scale subresource."""
-
-    rules = (
-        Rule(
-            cel="self.minReplicas <= self.maxReplicas",
-            message="minReplicas must not be above maxReplicas",
-            holds=lambda self: self.min_replicas <= self.max_replicas,
-        ),
-        Rule(
-            cel="self.provider == 'keda' || self.minReplicas >= 1",
-            message="minReplicas 0 needs provider keda",
-            holds=lambda self: self.provider == "keda" or self.min_replicas >= 1,
-        ),
-        Rule(
-            cel="self.provider != 'keda' || has(self.prometheusAddress)",
-            message="provider keda needs prometheusAddress",
-            holds=lambda self: self.provider != "keda" or self.prometheus_address is not None,
-        ),
-    )
-
-    provider: Literal["none", "hpa", "keda"] = "none"
-    """``hpa`` needs a metrics adapter that serves ``vllm_num_requests`` for pods, ``keda`` needs
-    KEDA."""
-    min_replicas: int = Field(1, ge=0, le=1000)
-    """Fewest replicas."""
-    max_replicas: int = Field(4, ge=1, le=1000)
-    """Most replicas."""
-    target: AutoscalingTarget = Field(default_factory=AutoscalingTarget)
-    """What one replica should carry."""
-    prometheus_address: str | None = Field(None, max_length=1024, pattern=r"^https?://[^\s@]+$")
-    """Prometheus that KEDA asks."""
-
-
 class Disruption(Struct):
     """What voluntary disruptions (node drains) may take away."""
 
@@ -271,7 +231,8 @@ class PersonalizedModelStatus(Struct):
     """Generation of the spec that this status belongs to."""
     conditions: ConditionList
     """``StoresReady``, ``Compatible``, ``ServerAvailable``, ``RolledOut``, the summary ``Ready``,
-    and ``MetricsFresh``, ``Degraded`` and ``RouterReady``, which are no part of it."""
+    and, which are no part of it, ``MetricsFresh``, ``Degraded``, ``RouterReady``,
+    ``MetricsAvailable``, ``ScalingReady`` and ``ActivatorReady``."""
     replicas: int = Field(0, ge=0)
     """Pods of the generation that gets the traffic."""
     ready_replicas: int = Field(0, ge=0)
@@ -288,6 +249,8 @@ class PersonalizedModelStatus(Struct):
     """Address of the server inside the cluster."""
     tier: str = Field("", max_length=64)
     """Memory for KV in each pod, for example ``dram 1Gi``, or ``gpu 8Gi, dram 50Gi``."""
+    autoscaling: AutoscalingStatus | None = None
+    """What scaling remembers."""
     placement: PlacementStatus | None = None
     """Which store is kept where."""
     canary: list[StoreCanaryStatus] = Field(

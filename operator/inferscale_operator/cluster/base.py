@@ -36,6 +36,12 @@ class Cluster(Protocol):
     async def patch_status(self, live: Manifest, status: Manifest) -> Manifest:
         """Replaces the status of a custom resource, if it is still ``live``'s version."""
 
+    async def scale(self, live: Manifest, replicas: int) -> None:
+        """Writes the size through the scale subresource, if it is still ``live``'s version."""
+
+    async def annotate(self, live: Manifest, key: str, value: str) -> None:
+        """Sets one annotation of an object, if it has not been made anew."""
+
     async def set_finalizer(self, live: Manifest, finalizer: str, *, present: bool) -> Manifest:
         """Adds or removes one finalizer, if the object is still ``live``'s version."""
 
@@ -44,6 +50,9 @@ class Cluster(Protocol):
 
     async def knows(self, kind: Kind) -> bool:
         """Whether the cluster serves a kind."""
+
+    async def read_pod(self, pod: Manifest, port: str, path: str) -> str | None:
+        """GET of a text from a pod's named port; None when it does not answer in 2 s."""
 
     async def ask_pod(self, pod: Manifest, port: str, path: str) -> Mapping[str, object] | None:
         """GET of a JSON object from a pod's named port; None when it does not answer in 2 s."""

@@ -16,6 +16,7 @@ from inferscale_operator.cluster.redact import trimmed
 from inferscale_operator.cluster.transport import (
     APPLY,
     JSON_PATCH,
+    MERGE_PATCH,
     GoneError,
     NotFoundError,
     Transport,
@@ -23,12 +24,17 @@ from inferscale_operator.cluster.transport import (
 )
 from inferscale_operator.desired.kinds import JOB, Kind, Manifest, kind_of
 from inferscale_operator.desired.naming import FIELD_MANAGER
+from inferscale_operator.desired.paths import PORTS_ANNOTATION
 from inferscale_operator.planner.plan import EventRecord
 
 PAGE_SIZE = 500
 DISCOVERY_SECONDS = 300.0
 POD_TIMEOUT_SECONDS = 2.0
 POD_ANSWER_BYTES = 64 * 1024
+POD_TEXT_BYTES = 4 * 1024 * 1024
+"""A page of metrics with many histograms is some hundred KiB."""
+SCALE_MANAGER = f"{FIELD_MANAGER}-scale"
+"""Field manager of the size, so that one sees who wrote it."""
 _LIST_STARTS = 5
 
 
@@ -161,6 +167,32 @@ class ApiCluster:
             content_type=JSON_PATCH,
         )
 
+    async def scale(self, live: Manifest, replicas: int) -> None:
+        """Writes the size through the scale subresource, if it is still ``live``'s version."""
+        metadata = live["metadata"]
+        await self._request_write(
+            "PATCH",
+            path_of(kind_of(live), metadata["namespace"], metadata["name"], "scale"),
+            body=[
+                *_same_version(live),
+                {"op": "add", "path": "/spec/replicas", "value": replicas},
+            ],
+            query={"fieldManager": SCALE_MANAGER},
+            content_type=JSON_PATCH,
+        )
+
+    async def annotate(self, live: Manifest, key: str, value: str) -> None:
+        """Sets one annotation of an object, if it has not been made anew."""
+        metadata = live["metadata"]
+        # A uid that is not the live one is a conflict.
+        await self._request_write(
+            "PATCH",
+            path_of(kind_of(live), metadata["namespace"], metadata["name"]),
+            body={"metadata": {"uid": metadata["uid"], "annotations": {key: value}}},
+            query={"fieldManager": FIELD_MANAGER},
+            content_type=MERGE_PATCH,
+        )
+
     async def set_finalizer(self, live: Manifest, finalizer: str, *, present: bool) -> Manifest:
         """Adds or removes one finalizer, if the object is still ``live``'s version."""
         kind = kind_of(live)
@@ -206,6 +238,18 @@ class ApiCluster:
 
     async def ask_pod(self, pod: Manifest, port: str, path: str) -> Mapping[str, object] | None:
         """GET of a JSON object from a pod's named port; None when it does not answer in 2 s."""
+        text = await self._get_from_pod(pod, port, path, POD_ANSWER_BYTES)
+        try:
+            value = json.loads(text) if text is not None else None
+        except ValueError:
+            return None
+        return value if isinstance(value, dict) else None
+
+    async def read_pod(self, pod: Manifest, port: str, path: str) -> str | None:
+        """GET of a text from a pod's named port; None when it does not answer in 2 s."""
+        return await self._get_from_pod(pod, port, path, POD_TEXT_BYTES)
+
+    async def _get_from_pod(self, pod: Manifest, port: str, path: str, limit: int) -> str | None:
         address = pod_address(pod, port)
         if address is None:
             return None
@@ -217,15 +261,17 @@ class ApiCluster:
             async with self._pods.get(f"http://{address}{path}", allow_redirects=False) as answer:
                 if answer.status != 200:
                     return None
-                data = await _read_up_to(answer.content, POD_ANSWER_BYTES)
-            value = json.loads(data)
+                data = await _read_up_to(answer.content, limit)
+            return data.decode()
         except (TimeoutError, aiohttp.ClientError, OSError, ValueError):
             return None
-        return value if isinstance(value, dict) else None
 
     async def _write(self, kind: Kind, method: str, path: str, **how: Any) -> Manifest:
+        return trimmed(kind, await self._request_write(method, path, **how))
+
+    async def _request_write(self, method: str, path: str, **how: Any) -> Any:
         try:
-            return trimmed(kind, await self._transport.request(method, path, **how))
+            return await self._transport.request(method, path, **how)
         except NotFoundError as error:
             raise ConflictError(f"it, or its namespace, is gone: {error}") from error
 
@@ -235,14 +281,23 @@ def pod_address(pod: Manifest, port: str) -> str | None:
     host = str((pod.get("status") or {}).get("podIP") or "")
     if not host:
         return None
+    number = _port_of(pod, port)
+    if number is None:
+        return None
+    return f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
+
+
+def _port_of(pod: Manifest, port: str) -> int | None:
+    shared = (pod["metadata"].get("annotations") or {}).get(PORTS_ANNOTATION)
+    if shared is not None:
+        try:
+            return int(json.loads(shared)[port])
+        except (ValueError, TypeError, KeyError):
+            return None
     for container in (pod.get("spec") or {}).get("containers") or []:
         for item in container.get("ports") or []:
             if item.get("name") == port:
-                return (
-                    f"[{host}]:{item['containerPort']}"
-                    if ":" in host
-                    else (f"{host}:{item['containerPort']}")
-                )
+                return int(item["containerPort"])
     return None
 
 

@@ -16,6 +16,8 @@ class Defaults:
         router_image: Image of routers whose spec names none.
         metrics_namespaces: Namespaces whose pods may read metrics: where Prometheus runs.
         monitor_labels: Labels on PodMonitors, by which Prometheus chooses them.
+        activator_image: Image of activators; None where whoever runs the operator has one of its
+            own for every model (``inferscale up``).
     """
 
     runtime_image: str
@@ -24,3 +26,4 @@ class Defaults:
     router_image: str = ""
     metrics_namespaces: tuple[str, ...] = ()
     monitor_labels: tuple[tuple[str, str], ...] = ()
+    activator_image: str | None = None

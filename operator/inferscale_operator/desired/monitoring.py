@@ -8,15 +8,23 @@ from inferscale_operator.desired import naming, paths
 from inferscale_operator.desired.defaults import Defaults
 from inferscale_operator.desired.kinds import POD_MONITOR, Manifest
 from inferscale_operator.desired.selection import (
+    ACTIVATOR,
     COMPONENT,
     ROUTER,
+    activator_name,
+    activator_selector,
     router_selector,
     server_selector,
 )
 
 
 def build_pod_monitors(
-    owner: naming.Owner, optional_kinds: Container[str], defaults: Defaults, *, routed: bool
+    owner: naming.Owner,
+    optional_kinds: Container[str],
+    defaults: Defaults,
+    *,
+    routed: bool,
+    sleeps: bool,
 ) -> list[Manifest]:
     """The PodMonitors of all server pods and all router pods; none where the kind is unknown.
 
@@ -25,6 +33,7 @@ def build_pod_monitors(
         optional_kinds: Optional kinds that the cluster knows.
         defaults: How the operator was installed.
         routed: Whether the model has routers.
+        sleeps: Whether it has an activator.
     """
     if POD_MONITOR.kind not in optional_kinds:
         return []
@@ -34,6 +43,9 @@ def build_pod_monitors(
     if routed:
         selector, port = router_selector(owner), paths.METRICS_PORT
         monitors.append(_monitor(owner, f"{name}-{ROUTER}", ROUTER, selector, port, chosen))
+    if sleeps:
+        name, selector = activator_name(owner), activator_selector(owner)
+        monitors.append(_monitor(owner, name, ACTIVATOR, selector, paths.HTTP_PORT, chosen))
     return monitors
 
 

@@ -40,3 +40,6 @@ PORT_REFERENCE = f"$({PORT_VARIABLE})"
 """Arguments take the port from the environment, so that it can be changed in one place."""
 INDEX_VARIABLE = "JOB_COMPLETION_INDEX"
 """Also set by Kubernetes on Indexed Jobs; written out, so that whoever runs the pod sees it."""
+PORTS_ANNOTATION = "inferscale.dev/ports"
+"""On a pod without a network of its own (``inferscale up``): JSON object, name of a port -> port of
+the machine."""

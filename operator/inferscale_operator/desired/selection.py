@@ -7,6 +7,7 @@ from inferscale_operator.desired import naming
 COMPONENT = "server"
 ROUTER = "router"
 """Component of what stands before the servers."""
+ACTIVATOR = "activator"
 
 
 def server_selector(owner: naming.Owner) -> dict[str, str]:
@@ -25,17 +26,19 @@ def router_selector(owner: naming.Owner, generation: str | None = None) -> dict[
     return naming.owner_labels(owner) | {"app.kubernetes.io/component": ROUTER} | chosen
 
 
-def service_selector(
-    owner: naming.Owner, generation: str, *, routed: bool = False
-) -> dict[str, str]:
-    """What the Service of a model leads to.
+def activator_selector(owner: naming.Owner) -> dict[str, str]:
+    """Labels of the pods of a PersonalizedModel's activator."""
+    return naming.owner_labels(owner) | {"app.kubernetes.io/component": ACTIVATOR}
 
-    Args:
-        owner: The PersonalizedModel.
-        generation: The generation that serves.
-        routed: Whether a router of this generation is ready.
-    """
-    return router_selector(owner, generation) if routed else generation_selector(owner, generation)
+
+def activator_name(owner: naming.Owner) -> str:
+    """Name of the activator's Deployment, account, Role and RoleBinding."""
+    return f"{owner['metadata']['name']}-{ACTIVATOR}"
+
+
+def servers_service_name(owner: naming.Owner) -> str:
+    """Name of the Service that always selects servers."""
+    return f"{owner['metadata']['name']}-servers"
 
 
 def deployment_name(owner: naming.Owner, generation: str) -> str:

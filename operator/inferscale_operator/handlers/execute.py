@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from inferscale_operator.cluster.base import Cluster
@@ -11,6 +11,7 @@ from inferscale_operator.cluster.cache import ChildCache, owner_of
 from inferscale_operator.cluster.errors import (
     AlreadyExistsError,
     ConflictError,
+    InvalidError,
     OwnedByOtherError,
 )
 from inferscale_operator.desired.kinds import CHILD_KINDS, Kind, Manifest, kind_of
@@ -19,6 +20,8 @@ from inferscale_operator.handlers.observe import controller_uid
 from inferscale_operator.planner.drift import differs
 from inferscale_operator.planner.plan import Observed, Plan, Ref
 
+DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
+"""Of the pods of a Deployment that gets smaller, those with the least go first."""
 _log = logging.getLogger(__name__)
 
 
@@ -79,11 +82,28 @@ class Executor:
             await write(manifest)
         for ref in plan.delete:
             await self._delete(ref)
+        await self._mark_pods(plan.pod_costs)
         if plan.status is not None:
             await self.write_status(plan.status)
+        if plan.replicas is not None:
+            await self._cluster.scale(self.outcome.resource, plan.replicas)
+            self._did(f"scaled to {plan.replicas}", self.outcome.resource)
         for event in plan.events:
             await self._cluster.post_event(self.outcome.resource, event)
         return self.outcome
+
+    async def _mark_pods(self, costs: Mapping[str, int]) -> None:
+        """Says which pods a smaller Deployment should lose first; a wish, so nothing fails."""
+        for pod in self._observed.pods:
+            name = str(pod["metadata"]["name"])
+            cost = str(costs.get(name))
+            old = (pod["metadata"].get("annotations") or {}).get(DELETION_COST, "0")
+            if name not in costs or old == cost:
+                continue
+            try:
+                await self._cluster.annotate(pod, DELETION_COST, cost)
+            except (InvalidError, ConflictError) as error:
+                _log.debug("pod %s is not marked: %s", name, error.reason)
 
     async def write_status(self, status: Manifest) -> None:
         """Replaces the status of the custom resource, if it differs."""

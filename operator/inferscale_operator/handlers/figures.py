@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,7 +21,10 @@ from inferscale_operator.desired.kinds import NODE, PERSONALIZED_MODEL, Manifest
 from inferscale_operator.desired.naming import GENERATION
 from inferscale_operator.desired.paths import HTTP_PORT
 from inferscale_operator.desired.quantities import asks_for_gpus
-from inferscale_operator.planner.tiers import ready_pods
+from inferscale_operator.desired.selection import activator_selector
+from inferscale_operator.handlers.exposition import Sample, load_of, read_page
+from inferscale_operator.planner.load import PodLoad, total_load
+from inferscale_operator.planner.tiers import is_ready, ready_pods
 
 STATUS_PATH = "/inferscale/v1/status"
 GPU_MEMORY_LABEL = "nvidia.com/gpu.memory"
@@ -29,6 +33,13 @@ GPU_MEMORY_LABEL = "nvidia.com/gpu.memory"
 FORGET_SECONDS = 300.0
 """Older answers are forgotten; long before, they are too old to plan with."""
 
+WINDOW_SECONDS = 120.0
+"""Times to first token are those of the last two minutes; so is the trend of the load."""
+
+REPEAT_SECONDS = 1.0
+"""A pod is asked for its load at most so often: events come in bursts."""
+
+METRICS_PATH = "/metrics"
 NODE_SECONDS = 60.0
 _PARTS = ("tiers", "gpu", "stores")
 _MOST_SELECTORS = 256
@@ -40,18 +51,46 @@ class _Answer:
     document: Mapping[str, object]
 
 
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """Load of a model's servers.
+
+    Attributes:
+        loads: By name of pod.
+        history: (seconds ago, requests) of the looks of the last minutes.
+        held: Requests at the activator.
+    """
+
+    loads: Mapping[str, PodLoad]
+    history: tuple[tuple[float, float], ...] = ()
+    held: int = 0
+
+
+HeldRequests = Callable[[Manifest], int]
+"""Requests that wait for a model at an activator of this process."""
+
+
 class Figures:
     """Answers of server pods, and memory of GPUs.
 
     Args:
         cluster: Where to ask.
         clock: Monotonic seconds.
+        held: Where the activators run in this process: what waits at them; else pods are asked.
     """
 
-    def __init__(self, cluster: Cluster, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        clock: Callable[[], float] = time.monotonic,
+        held: HeldRequests | None = None,
+    ) -> None:
         self._cluster = cluster
         self._clock = clock
         self._answers: dict[str, _Answer] = {}
+        self._held = held
+        self._samples: dict[str, deque[tuple[float, Sample]]] = {}
+        self._history: dict[str, deque[tuple[float, float]]] = {}
         self._nodes: dict[tuple[tuple[str, str], ...], tuple[float, int | None]] = {}
 
     async def reports(
@@ -66,8 +105,7 @@ class Figures:
             Documents and their ages in seconds, by name of the pod. A pod that has not answered
             lately is absent.
         """
-        generations = {(pod["metadata"].get("labels") or {}).get(GENERATION) for pod in pods}
-        asked = [pod for name in generations if name for pod in ready_pods(pods, str(name))]
+        asked = _servers(pods)
         answers = await asyncio.gather(
             *(self._cluster.ask_pod(pod, HTTP_PORT, STATUS_PATH) for pod in asked)
         )
@@ -87,6 +125,74 @@ class Figures:
             {name: answer.document for name, answer in known.items()},
             {name: now - answer.at for name, answer in known.items()},
         )
+
+    async def loads(self, resource: Manifest, pods: Sequence[Manifest]) -> LoadReport:
+        """Asks the ready servers for their load, and the activator for what waits.
+
+        Args:
+            resource: The PersonalizedModel.
+            pods: All of its pods.
+        """
+        servers = _servers(pods)
+        pages = await asyncio.gather(*(self._ask_load(pod) for pod in servers))
+        held = await self._ask_held(resource, pods)
+        now = self._clock()
+        for pod, page in zip(servers, pages, strict=True):
+            if page is not None:
+                looks = self._samples.setdefault(str(pod["metadata"]["uid"]), deque())
+                looks.append((now, page))
+        self._forget(now)
+        loads = {}
+        for pod in servers:
+            looks = self._samples.get(str(pod["metadata"]["uid"]), deque())
+            if looks:
+                loads[str(pod["metadata"]["name"])] = load_of(list(looks), now)
+        names = [str(pod["metadata"]["name"]) for pod in servers]
+        total = total_load(names, loads, held)
+        history = self._history.setdefault(str(resource["metadata"]["uid"]), deque())
+        if total.fresh and any(page is not None for page in pages):
+            history.append((now, total.requests + held))
+        return LoadReport(loads, tuple((now - at, value) for at, value in history), held)
+
+    async def _ask_load(self, pod: Manifest) -> Sample | None:
+        looks = self._samples.get(str(pod["metadata"]["uid"]))
+        if looks and self._clock() - looks[-1][0] < REPEAT_SECONDS:
+            return None
+        text = await self._cluster.read_pod(pod, HTTP_PORT, METRICS_PATH)
+        try:
+            return None if text is None else read_page(text)
+        except ValueError:
+            return None
+
+    async def _ask_held(self, resource: Manifest, pods: Sequence[Manifest]) -> int:
+        if self._held is not None:
+            return self._held(resource)
+        wanted = activator_selector(resource).items()
+        activators = [
+            pod
+            for pod in pods
+            if wanted <= (pod["metadata"].get("labels") or {}).items() and is_ready(pod)
+        ]
+        answers = await asyncio.gather(
+            *(self._cluster.ask_pod(pod, HTTP_PORT, STATUS_PATH) for pod in activators)
+        )
+        counts = [(answer or {}).get("held") for answer in answers]
+        return sum(count for count in counts if isinstance(count, int) and count > 0)
+
+    def _forget(self, now: float) -> None:
+        for uid, looks in list(self._samples.items()):
+            # The newest stays longer: a pod that does not answer has figures with an age.
+            while looks and now - looks[0][0] > (
+                WINDOW_SECONDS if len(looks) > 1 else FORGET_SECONDS
+            ):
+                looks.popleft()
+            if not looks:
+                del self._samples[uid]
+        for uid, history in list(self._history.items()):
+            while history and now - history[0][0] > WINDOW_SECONDS:
+                history.popleft()
+            if not history:
+                del self._history[uid]
 
     async def gpu_memory(self, resource: Manifest) -> int | None:
         """Bytes of the smallest GPU on the nodes that a model's pods may run on.
@@ -120,6 +226,11 @@ class Figures:
         ]
         sizes = [int(text) << 20 for text in labels if text.isdecimal() and int(text) > 0]
         return min(sizes, default=None)
+
+
+def _servers(pods: Sequence[Manifest]) -> list[Manifest]:
+    generations = {(pod["metadata"].get("labels") or {}).get(GENERATION) for pod in pods}
+    return [pod for name in sorted(filter(None, generations)) for pod in ready_pods(pods, name)]
 
 
 def _gpu_nodes(resource: Manifest) -> dict[str, str] | None:

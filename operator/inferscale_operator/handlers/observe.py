@@ -27,7 +27,7 @@ from inferscale_operator.desired.kinds import (
     Manifest,
 )
 from inferscale_operator.desired.naming import owner_labels
-from inferscale_operator.handlers.figures import STATUS_PATH, Figures
+from inferscale_operator.handlers.figures import STATUS_PATH, Figures, LoadReport
 from inferscale_operator.planner.plan import ChildKey, Observed
 from inferscale_operator.planner.references import references
 from inferscale_operator.planner.rollout import ready_replicas
@@ -83,6 +83,7 @@ async def observe(
     )
     from_encoders = await _reports(cluster, pods)
     from_servers, ages = await figures.reports(pods)
+    load = await figures.loads(resource, pods) if is_scaled(resource) else LoadReport({})
     return Observed(
         now=now,
         children=children,
@@ -90,10 +91,21 @@ async def observe(
         pods=pods,
         reports=from_encoders | from_servers,
         report_ages=ages,
+        loads=load.loads,
+        load_history=load.history,
+        held=load.held,
         gpu_memory_bytes=gpu_memory,
         optional_kinds=optional,
         namespace_terminating=terminating,
         entropy=secrets.token_urlsafe(32),
+    )
+
+
+def is_scaled(resource: Manifest) -> bool:
+    """Whether a resource is a model whose size follows its load, or that sleeps."""
+    scaling = (resource.get("spec") or {}).get("autoscaling") or {}
+    return resource["kind"] == PERSONALIZED_MODEL.kind and (
+        scaling.get("provider", "none") != "none" or scaling.get("scaleToZero") is not None
     )
 
 

@@ -26,7 +26,7 @@ from inferscale_operator.cluster.errors import (
 from inferscale_operator.cluster.lease import LeaseLostError
 from inferscale_operator.desired.kinds import Manifest
 from inferscale_operator.handlers.execute import Executor
-from inferscale_operator.handlers.figures import Figures
+from inferscale_operator.handlers.figures import Figures, HeldRequests
 from inferscale_operator.handlers.observe import kind_named, observe
 from inferscale_operator.handlers.work_queue import WorkQueue
 from inferscale_operator.planner.plan import Defaults, EventRecord, Observed, Plan
@@ -73,6 +73,7 @@ class Reconciler:
         on_own_write: Told of each version of a custom resource that this operator wrote.
         now: Time, UTC.
         models_of: Names of the PersonalizedModels that use a MemoryStore.
+        held: What waits at activators of this process; without it their pods are asked.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Reconciler:
         on_own_write: Callable[[Manifest], None] = lambda _: None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         models_of: Callable[[OwnerKey], Iterable[str]] = lambda _: (),
+        held: HeldRequests | None = None,
     ) -> None:
         self._cluster = cluster
         self._cache = cache
@@ -96,7 +98,7 @@ class Reconciler:
         self._on_own_write = on_own_write
         self._now = now
         self._models_of = models_of
-        self._figures = Figures(cluster)
+        self._figures = Figures(cluster, held=held)
         self._repeats: dict[OwnerKey, int] = {}
 
     async def work(self) -> None:

@@ -17,6 +17,7 @@ from inferscale_operator.desired.naming import digest
 from inferscale_operator.local.pod_status import is_ready
 
 TEMPLATE = "pod-template-hash"
+DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +62,8 @@ def plan_deployment(
     else:
         create = max(0, min(wanted - len(new), wanted + surge - len(active)))
         delete = _old_to_delete(new, old, wanted - unavailable)
-    # The youngest that is not ready goes first.
-    surplus = sorted(new, key=is_ready)[: max(0, len(new) - wanted)]
+    # Those that are not ready go first, then those that cost least.
+    surplus = sorted(new, key=lambda pod: (is_ready(pod), _cost(pod)))[: max(0, len(new) - wanted)]
     return DeploymentPlan(
         create=create,
         delete=(*ended, *delete, *surplus),
@@ -135,6 +136,14 @@ def _replicas(spec: Manifest) -> int:
 
 def _recreates(spec: Manifest) -> bool:
     return bool((spec.get("strategy") or {}).get("type") == "Recreate")
+
+
+def _cost(pod: Manifest) -> int:
+    text = (pod["metadata"].get("annotations") or {}).get(DELETION_COST, "0")
+    try:
+        return int(text)
+    except ValueError:
+        return 0
 
 
 def _has_ended(pod: Manifest) -> bool:

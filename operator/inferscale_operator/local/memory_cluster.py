@@ -22,15 +22,21 @@ from inferscale_operator.cluster.errors import AlreadyExistsError, ConflictError
 from inferscale_operator.desired.kinds import JOB, NAMESPACE, Kind, Manifest
 from inferscale_operator.desired.naming import FIELD_MANAGER
 from inferscale_operator.local import field_ownership
+from inferscale_operator.local.object_keys import (
+    Key,
+    check_precondition,
+    has_labels,
+    key_of,
+    kind_key,
+    words,
+)
 from inferscale_operator.planner.plan import EventRecord
-
-Key = tuple[str, str, str, str]
-"""(group, kind, namespace, name) of an object; the namespace is empty for cluster-wide kinds."""
 
 Manifests = list[Manifest]
 Keys = list[Key]
 
 Ask = Callable[[Manifest, str, str], Awaitable[Mapping[str, object] | None]]
+Read = Callable[[Manifest, str, str], Awaitable[str | None]]
 
 MAX_EVENTS = 1000
 
@@ -69,19 +75,6 @@ async def _no_answer(_pod: Manifest, _port: str, _path: str) -> None:
     return None
 
 
-def key_of(manifest: Manifest) -> Key:
-    """The key of an object."""
-    metadata = manifest["metadata"]
-    group, _, _ = str(manifest["apiVersion"]).rpartition("/")
-    return (group, manifest["kind"], metadata.get("namespace") or "", metadata["name"])
-
-
-def has_labels(manifest: Manifest, labels: Mapping[str, str] | None) -> bool:
-    """Whether an object has all these labels."""
-    own = manifest["metadata"].get("labels") or {}
-    return all(own.get(name) == value for name, value in (labels or {}).items())
-
-
 class MemoryCluster:
     """Objects in memory, with the behaviour of an API server.
 
@@ -89,6 +82,7 @@ class MemoryCluster:
         clock: Time for timestamps, UTC.
         uids: Source of unique names.
         ask: How to reach a pod's port; by default no pod answers.
+        read: The same for texts.
         optional_kinds: Names of the optional kinds that are known; the others are not.
     """
 
@@ -97,11 +91,13 @@ class MemoryCluster:
         clock: Callable[[], datetime] = _now,
         uids: Callable[[], str] | None = None,
         ask: Ask = _no_answer,
+        read: Read = _no_answer,
         optional_kinds: Iterable[str] = (),
     ) -> None:
         self._clock = clock
         self._uids = uids or (lambda: str(uuid.uuid4()))
         self._ask = ask
+        self._read = read
         self._optional_kinds = frozenset(optional_kinds)
         self._entries: dict[Key, _Entry] = {}
         self._version = 0
@@ -113,7 +109,7 @@ class MemoryCluster:
 
     async def get(self, kind: Kind, namespace: str | None, name: str) -> Manifest | None:
         """The object, or None. Every namespace exists."""
-        entry = self._entries.get(_key(kind, namespace, name))
+        entry = self._entries.get(kind_key(kind, namespace, name))
         if entry is None and kind == NAMESPACE:
             return {
                 "apiVersion": "v1",
@@ -139,7 +135,7 @@ class MemoryCluster:
         """Makes an object; ``AlreadyExistsError`` when there is one."""
         key = key_of(manifest)
         if key in self._entries:
-            raise AlreadyExistsError(f"{_words(key)} exists already")
+            raise AlreadyExistsError(f"{words(key)} exists already")
         return self._insert(key, manifest, {})
 
     async def apply(self, manifest: Manifest, manager: str = FIELD_MANAGER) -> Manifest:
@@ -152,7 +148,7 @@ class MemoryCluster:
         """
         key = key_of(manifest)
         entry = self._entries.get(key)
-        _check_precondition(key, manifest, entry.live if entry else None)
+        check_precondition(key, manifest, entry.live if entry else None)
         owned = field_ownership.owned_part(manifest)
         if entry is None:
             return self._insert(key, owned, {manager: owned})
@@ -162,7 +158,7 @@ class MemoryCluster:
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
         """Deletes an object, or marks it while it has finalizers, or a Job while it has pods."""
-        key = _key(kind, namespace, name)
+        key = kind_key(kind, namespace, name)
         entry = self._entries.get(key)
         if entry is None or entry.live["metadata"]["uid"] != uid:
             return
@@ -181,6 +177,23 @@ class MemoryCluster:
         key = self._checked(live)
         return self._store(key, {**self._entries[key].live, "status": copy.deepcopy(status)})
 
+    async def scale(self, live: Manifest, replicas: int) -> None:
+        """Writes ``spec.serving.replicas``, the field behind the scale subresource."""
+        key = self._checked(live)
+        spec = self._entries[key].live["spec"]
+        serving = {**(spec.get("serving") or {}), "replicas": replicas}
+        self._store(key, {**self._entries[key].live, "spec": {**spec, "serving": serving}})
+
+    async def annotate(self, live: Manifest, key: str, value: str) -> None:
+        """Sets one annotation of an object, if it has not been made anew."""
+        place = key_of(live)
+        entry = self._entries.get(place)
+        if entry is None or entry.live["metadata"]["uid"] != live["metadata"]["uid"]:
+            raise ConflictError(f"{words(place)} is gone")
+        changed = copy.deepcopy(entry.live)
+        changed["metadata"].setdefault("annotations", {})[key] = value
+        self._store(place, changed)
+
     async def set_finalizer(self, live: Manifest, finalizer: str, *, present: bool) -> Manifest:
         """Adds or removes a finalizer; the last one of a deleted object lets it go."""
         key = self._checked(live)
@@ -189,7 +202,7 @@ class MemoryCluster:
         finalizers = [name for name in metadata.get("finalizers", []) if name != finalizer]
         if present:
             if metadata.get("deletionTimestamp"):
-                raise InvalidError(f"{_words(key)} is being deleted: no finalizer can be added")
+                raise InvalidError(f"{words(key)} is being deleted: no finalizer can be added")
             finalizers.append(finalizer)
         metadata.pop("finalizers", None)
         if finalizers:
@@ -210,6 +223,10 @@ class MemoryCluster:
     async def knows(self, kind: Kind) -> bool:
         """All kinds that are not optional, and the optional ones that were named."""
         return not kind.optional or kind.kind in self._optional_kinds
+
+    async def read_pod(self, pod: Manifest, port: str, path: str) -> str | None:
+        """GET of a text from a pod."""
+        return await self._read(pod, port, path)
 
     async def ask_pod(self, pod: Manifest, port: str, path: str) -> Mapping[str, object] | None:
         """GET of a JSON object from a pod."""
@@ -346,8 +363,8 @@ class MemoryCluster:
         key = key_of(live)
         entry = self._entries.get(key)
         if entry is None:
-            raise ConflictError(f"{_words(key)} is gone")
-        _check_precondition(key, live, entry.live)
+            raise ConflictError(f"{words(key)} is gone")
+        check_precondition(key, live, entry.live)
         return key
 
     def _touch(self, live: Manifest) -> None:
@@ -360,26 +377,6 @@ class MemoryCluster:
     def _notify(self, kind: Literal["ADDED", "MODIFIED", "DELETED"], live: Manifest) -> None:
         for watcher in list(self._watchers):
             watcher(Change(kind, copy.deepcopy(live)))
-
-
-def _key(kind: Kind, namespace: str | None, name: str) -> Key:
-    return (kind.group, kind.kind, namespace or "" if kind.namespaced else "", name)
-
-
-def _words(key: Key) -> str:
-    return f"{key[1]} {key[2]}/{key[3]}" if key[2] else f"{key[1]} {key[3]}"
-
-
-def _check_precondition(key: Key, manifest: Manifest, live: Manifest | None) -> None:
-    for name in ("uid", "resourceVersion"):
-        wanted = manifest["metadata"].get(name)
-        if wanted is None:
-            continue
-        if live is None:
-            raise ConflictError(f"{_words(key)} with {name} {wanted} does not exist")
-        found = live["metadata"][name]
-        if wanted != found:
-            raise ConflictError(f"{_words(key)} has {name} {found} now, not {wanted}")
 
 
 def counted_uids() -> Callable[[], str]:

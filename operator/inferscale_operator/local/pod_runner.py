@@ -11,6 +11,7 @@ from typing import Any
 from inferscale_operator.cluster.base import Cluster
 from inferscale_operator.cluster.errors import ClusterError, ConflictError
 from inferscale_operator.desired.kinds import POD, Manifest
+from inferscale_operator.desired.paths import PORTS_ANNOTATION
 from inferscale_operator.local.containers import (
     Backoff,
     Container,
@@ -18,7 +19,7 @@ from inferscale_operator.local.containers import (
     Timekeeping,
     timestamp,
 )
-from inferscale_operator.local.pod_status import PORTS_ANNOTATION, pod_status
+from inferscale_operator.local.pod_status import pod_status
 
 logger = logging.getLogger(__name__)
 

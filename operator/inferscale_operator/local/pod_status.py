@@ -9,9 +9,6 @@ from inferscale_operator.desired.kinds import Manifest
 from inferscale_operator.local.containers import ContainerState
 from inferscale_operator.local.environment import POD_IP
 
-PORTS_ANNOTATION = "inferscale.dev/ports"
-"""On a pod that runs locally: JSON object, name of a port -> port of this machine."""
-
 DISRUPTION = "DisruptionTarget"
 
 

@@ -12,12 +12,14 @@ import contextlib
 import itertools
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from inferscale_operator.cluster.base import Cluster
 from inferscale_operator.cluster.errors import ClusterError
 from inferscale_operator.desired.kinds import POD, SERVICE, Manifest
-from inferscale_operator.local.pod_status import PORTS_ANNOTATION, is_ready
+from inferscale_operator.desired.paths import PORTS_ANNOTATION
+from inferscale_operator.desired.selection import ACTIVATOR
+from inferscale_operator.local.pod_status import is_ready
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +60,12 @@ def backends(service: Manifest, pods: Sequence[Manifest]) -> list[int]:
     return found
 
 
+def selects_activator(service: Manifest) -> bool:
+    """Whether a Service leads to the activator of its model."""
+    selector = service["spec"].get("selector") or {}
+    return bool(selector.get("app.kubernetes.io/component") == ACTIVATOR)
+
+
 class ServiceProxy:
     """The port of one Service.
 
@@ -65,12 +73,20 @@ class ServiceProxy:
         cluster: Services and pods.
         namespace: Of the Service.
         name: Of the Service.
+        activator: Port of the model's activator, where that is no pod.
     """
 
-    def __init__(self, cluster: Cluster, namespace: str, name: str) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        namespace: str,
+        name: str,
+        activator: Callable[[], int | None] = lambda: None,
+    ) -> None:
         self._cluster = cluster
         self._namespace = namespace
         self._name = name
+        self._activator = activator
         self._turn = itertools.count()
         self._last: list[int] = []
         self._server: asyncio.Server | None = None
@@ -155,6 +171,9 @@ class ServiceProxy:
             logger.warning("service %s: the cluster does not answer: %r", self._name, error)
             return self._last
         self._last = backends(service, pods) if service else []
+        port = self._activator()
+        if service and port is not None and selects_activator(service):
+            self._last = [port]
         return self._last
 
 

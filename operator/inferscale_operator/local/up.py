@@ -10,6 +10,7 @@ import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from inferscale_operator.cluster.cache import ChildCache, OwnerKey
@@ -24,10 +25,12 @@ from inferscale_operator.desired.kinds import (
     Manifest,
     kind_of,
 )
+from inferscale_operator.desired.paths import PORTS_ANNOTATION
 from inferscale_operator.handlers.events import Router
 from inferscale_operator.handlers.hearing import Hearing
 from inferscale_operator.handlers.reconciler import Reconciler
 from inferscale_operator.handlers.work_queue import WorkQueue
+from inferscale_operator.local.activators import LocalActivators
 from inferscale_operator.local.asking import Announcer
 from inferscale_operator.local.console import Console
 from inferscale_operator.local.controllers import ClaimBinder, DeploymentController, JobController
@@ -37,7 +40,6 @@ from inferscale_operator.local.executor import Executor
 from inferscale_operator.local.files import ManifestFiles
 from inferscale_operator.local.launch import Launcher
 from inferscale_operator.local.memory_cluster import Change, MemoryCluster
-from inferscale_operator.local.pod_status import PORTS_ANNOTATION
 from inferscale_operator.local.probes import http_get
 from inferscale_operator.local.service_proxy import ServiceProxy
 from inferscale_operator.local.state_file import StateError, load_state, save_state
@@ -96,17 +98,21 @@ class _NoReports:
         """Printed from the objects themselves."""
 
 
-async def ask_local_pod(pod: Manifest, port: str, path: str) -> Mapping[str, object] | None:
-    """GET of a JSON object from a pod of this machine."""
+async def read_local_pod(pod: Manifest, port: str, path: str) -> str | None:
+    """GET of a text from a pod of this machine."""
     text = (pod["metadata"].get("annotations") or {}).get(PORTS_ANNOTATION)
     number = json.loads(text).get(port) if text else None
     if number is None:
         return None
     status, body = await http_get(number, path, _ASK_SECONDS)
-    if status != 200:
-        return None
+    return body.decode(errors="replace") if status == 200 else None
+
+
+async def ask_local_pod(pod: Manifest, port: str, path: str) -> Mapping[str, object] | None:
+    """GET of a JSON object from a pod of this machine."""
+    text = await read_local_pod(pod, port, path)
     try:
-        value = json.loads(body)
+        value = json.loads(text) if text is not None else None
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
@@ -125,10 +131,11 @@ class Up:
         self._console = console
         self._folder = DataFolder(settings.data)
         self._files = ManifestFiles(settings.files, settings.volumes)
-        self._cluster = MemoryCluster(ask=ask_local_pod)
+        self._cluster = MemoryCluster(ask=ask_local_pod, read=read_local_pod)
         self._cache = ChildCache()
         self._queue = WorkQueue()
         self._router = Router(self._cache, self._queue, Hearing())
+        self._activators = LocalActivators(self._cluster)
         defaults = Defaults(runtime_image=_IMAGE)
         self._reconciler = Reconciler(
             self._cluster,
@@ -139,6 +146,7 @@ class Up:
             _NoReports(),
             self._router.wrote,
             models_of=self._router.models_of,
+            held=self._activators.held,
         )
         self._stop = asyncio.Event()
         self._dirty = asyncio.Event()
@@ -246,7 +254,7 @@ class Up:
             if key in self._proxies:
                 continue
             wanted = self._settings.port + len(self._proxies) if self._settings.port else 0
-            proxy = ServiceProxy(self._cluster, *key)
+            proxy = ServiceProxy(self._cluster, *key, partial(self._activators.port, key))
             try:
                 self._proxies[key] = (proxy, await proxy.start(wanted))
             except OSError:
@@ -301,6 +309,7 @@ class Up:
             await self._jobs.sync()
             await self._deployments.sync()
             await self._claims.sync()
+            await self._activators.sync()
             await self._executor.sync()
             ports = {key: port for key, (_, port) in self._proxies.items()}
             await self._announcer.sync(ports)
@@ -357,6 +366,7 @@ class Up:
     async def _shut_down(self) -> None:
         for proxy, _ in self._proxies.values():
             await proxy.close()
+        await self._activators.close()
         await self._executor.stop()
         for proxy, _ in self._proxies.values():
             await proxy.abort()

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from inferscale_operator.api.base import GROUP
 from inferscale_operator.api.personalizedmodel import PersonalizedModelSpec
 from inferscale_operator.desired.kinds import (
+    AUTOSCALER,
     CONFIG_MAP,
     DEPLOYMENT,
     SCALED_OBJECT,
@@ -21,14 +22,21 @@ from inferscale_operator.desired.naming import GENERATION
 from inferscale_operator.desired.quantities import format_bytes
 from inferscale_operator.desired.router import build_router
 from inferscale_operator.desired.server import (
+    build_activator,
     build_api_key_secret,
     build_disruption_budget,
     build_generation,
     build_server_base,
+    build_servers_service,
     build_service,
     server_generation,
 )
 from inferscale_operator.desired.stores import StoreView
+from inferscale_operator.planner.autoscaling import (
+    AutoscalingDecision,
+    decide_autoscaling,
+    observe_sleep,
+)
 from inferscale_operator.planner.canary import (
     canary_status,
     degraded_draft,
@@ -112,7 +120,9 @@ class _Decision:
         self.wants_router = spec.routing.provider != "none"
         # A Service that someone bent or deleted: the status still says which one served.
         recorded = resource.get("status", {}).get("serving") or {}
-        self.selected: str | None = selector.get(GENERATION) or recorded.get("hash")
+        marked = service.get("metadata", {}).get("labels", {}).get(GENERATION)
+        self.selected: str | None = selector.get(GENERATION) or marked or recorded.get("hash")
+        self.sleep = observe_sleep(resource, spec, observed, defaults)
         memory = resource.get("status", {}).get("budget") or {}
         self.gpu = decide_gpu(spec, observed, memory)
 
@@ -127,17 +137,19 @@ class _Decision:
         if stores.gone:
             # What was deleted must not be served any longer, not even from memory.
             rollout = Rollout(None, None, tuple(sorted(self.generations)))
+        scaling = self._autoscaling(rollout)
         apply = build_server_base(
-            self.resource, self.spec, self.defaults, self.observed.optional_kinds
+            self.resource,
+            self.spec,
+            self.defaults,
+            self.observed.optional_kinds,
+            (scaling.status or {}).get("metricNames"),
         )
         routers = self._routers(rollout, stores.gone)
         if target is not None:
             apply += self._generation(target, stores.views)
             apply += build_router(self.resource, self.spec, self.defaults, target)
-        if rollout.serving is not None:
-            apply.append(build_service(self.resource, rollout.serving, routed=routers.routed))
-            budget = build_disruption_budget(self.resource, self.spec, rollout.serving)
-            apply += [budget] if budget is not None else []
+        apply += self._services(rollout, routed=routers.routed)
         tiers = decide_tiers(
             self.resource,
             self.spec,
@@ -152,7 +164,7 @@ class _Decision:
         canary = self._canary(rollout.serving)
         degraded = degraded_draft(canary)
         routing = router_drafts(routers, self.observed.pods, wanted=self.wants_router)
-        drafts = [*needed, *self._scaling(), *routing, *tiers.drafts]
+        drafts = [*needed, *scaling.drafts, *routing, *tiers.drafts]
         drafts += [degraded] if degraded else []
         drafts.append(summarise(needed, "Serving", f"generation {target} serves"))
         old = self.resource.get("status", {})
@@ -160,11 +172,19 @@ class _Decision:
             create=create,
             apply=tuple(apply),
             delete=(*map(_ref, remove), *self._orphans(apply, remove)),
-            status=self._status(rollout, drafts, tiers.status)
+            pod_costs=scaling.pod_costs,
+            status=self._status(rollout, drafts, tiers.status, scaling.status)
             | ({"canary": canary} if canary else {}),
-            events=(*transition_events(old.get("conditions", []), drafts), *tiers.events),
+            replicas=scaling.replicas,
+            events=(
+                *transition_events(old.get("conditions", []), drafts),
+                *tiers.events,
+                *scaling.events,
+            ),
             requeue_seconds=earliest(
-                None if drafts[-1].status is True else LOOK_SECONDS, tiers.requeue_seconds
+                None if drafts[-1].status is True else LOOK_SECONDS,
+                tiers.requeue_seconds,
+                scaling.requeue_seconds,
             ),
         )
 
@@ -210,9 +230,16 @@ class _Decision:
         return auth.secret_ref.name if auth.secret_ref is not None else f"{self.name}-api-key"
 
     def _generation(self, target: str, stores: tuple[StoreView, ...]) -> list[Manifest]:
+        live = self.generations.get(target)
+        spec = self.spec
+        if live is not None and spec.autoscaling.scale_to_zero is not None:
+            present = int(live["spec"].get("replicas", 1))
+            size = self.sleep.servers(spec.serving.replicas, present)
+            serving = spec.serving.model_copy(update={"replicas": size})
+            spec = spec.model_copy(update={"serving": serving})
         return build_generation(
             self.resource,
-            self.spec,
+            spec,
             stores,
             self.defaults,
             target,
@@ -220,24 +247,38 @@ class _Decision:
             self.gpu.share,
         )
 
-    def _scaling(self) -> list[Draft]:
-        if self.spec.autoscaling.provider == "none":
-            return []
-        if (
-            self.spec.autoscaling.provider == "keda"
-            and SCALED_OBJECT.kind not in self.observed.optional_kinds
-        ):
-            return [
-                Draft(
-                    "ScalingReady",
-                    False,
-                    "KedaMissing",
-                    "spec.autoscaling.provider is keda, but the cluster has no ScaledObjects; "
-                    "install KEDA or choose another provider. The last size stays",
-                    warning=True,
-                )
-            ]
-        return [Draft("ScalingReady", True, "Configured")]
+    def _autoscaling(self, rollout: Rollout) -> AutoscalingDecision:
+        serving = self.generations.get(rollout.serving or "")
+        status = (serving or {}).get("status", {})
+        # Pods that are missing do not count: one that finds no node must not forbid to have fewer.
+        settled = len(self.generations) == 1 and int(status.get("replicas", 0) or 0) == int(
+            status.get("updatedReplicas", 0) or 0
+        )
+        return decide_autoscaling(
+            self.resource,
+            self.spec,
+            self.observed,
+            self.sleep,
+            rollout.serving,
+            settled=settled,
+        )
+
+    def _services(self, rollout: Rollout, *, routed: bool) -> list[Manifest]:
+        """How servers are reached: Services, activator, and what keeps servers while they serve."""
+        found: list[Manifest] = []
+        zero = self.spec.autoscaling.scale_to_zero
+        if zero is not None:
+            secret = self._api_key_secret()
+            found += build_activator(self.resource, self.spec, zero, self.defaults, secret)
+        if rollout.serving is None:
+            return found
+        ready = ready_replicas(self.generations.get(rollout.serving))
+        asleep = self.sleep.asleep(self.spec.serving.replicas, ready)
+        found.append(build_service(self.resource, rollout.serving, routed=routed, asleep=asleep))
+        if zero is not None:
+            found.append(build_servers_service(self.resource, rollout.serving))
+        budget = build_disruption_budget(self.resource, self.spec, rollout.serving)
+        return [*found, *([budget] if budget is not None else [])]
 
     def _serving(
         self, rollout: Rollout, target: str | None, blocked: Draft | None, apply: list[Manifest]
@@ -246,9 +287,7 @@ class _Decision:
         serving = self.generations.get(rollout.serving or "")
         ready = ready_replicas(serving)
         if self.spec.serving.replicas == 0 and serving is not None:
-            available = Draft(
-                "ServerAvailable", False, "ScaledToZero", "spec.serving.replicas is 0"
-            )
+            available = self._without_servers()
         elif ready:
             available = Draft("ServerAvailable", True, "PodsReady")
         else:
@@ -275,6 +314,12 @@ class _Decision:
             Draft("RolledOut", False, pending.reason, pending.message, pending.warning),
         ]
 
+    def _without_servers(self) -> Draft:
+        if self.sleep.activator:
+            message = "scaled to zero; the next request wakes it"
+            return Draft("ServerAvailable", True, "Asleep", message)
+        return Draft("ServerAvailable", False, "ScaledToZero", "spec.serving.replicas is 0")
+
     @staticmethod
     def _to_be_applied(live: Manifest, apply: list[Manifest]) -> bool:
         """Whether the live Deployment is not yet what the present spec wants."""
@@ -298,7 +343,11 @@ class _Decision:
         return Draft("ServerAvailable", False, found.reason, text, warning=True)
 
     def _status(
-        self, rollout: Rollout, drafts: list[Draft], placement: Manifest | None
+        self,
+        rollout: Rollout,
+        drafts: list[Draft],
+        placement: Manifest | None,
+        autoscaling: Manifest | None,
     ) -> Manifest:
         old = self.resource.get("status", {})
         metadata = self.resource["metadata"]
@@ -321,6 +370,8 @@ class _Decision:
         coming = self.generations.get(rollout.coming or "")
         if coming is not None:
             status["next"] = _summary(rollout.coming, coming)
+        if autoscaling is not None:
+            status["autoscaling"] = autoscaling
         if placement is not None:
             status["placement"] = placement
         if self.gpu.status is not None:
@@ -346,10 +397,17 @@ class _Decision:
         for (kind, name), live in sorted(self.observed.children.items()):
             if (kind, name) in keep or live["metadata"].get("deletionTimestamp"):
                 continue
-            if kind == DEPLOYMENT.kind:
+            if kind == DEPLOYMENT.kind and GENERATION in live["metadata"].get("labels", {}):
                 continue  # the rollout decides
+            if kind == _autoscaler_kind(self.spec):
+                continue  # it waits for the names of metrics
             found.append(_ref(live))
         return found
+
+
+def _autoscaler_kind(spec: PersonalizedModelSpec) -> str | None:
+    kinds = {"hpa": AUTOSCALER.kind, "keda": SCALED_OBJECT.kind}
+    return kinds.get(spec.autoscaling.provider)
 
 
 def _generation_of(item: Manifest) -> str | None:

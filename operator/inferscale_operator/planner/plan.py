@@ -8,6 +8,7 @@ from datetime import datetime
 
 from inferscale_operator.desired.defaults import Defaults
 from inferscale_operator.desired.kinds import Kind, Manifest
+from inferscale_operator.planner.load import PodLoad
 
 __all__ = ["ChildKey", "Defaults", "EventRecord", "Observed", "Plan", "Ref"]
 
@@ -28,6 +29,9 @@ class Observed:
         pods: Pods of the resource's Jobs and Deployments; empty where the plan did not ask.
         reports: What pods said of themselves, by pod name.
         report_ages: Age in seconds of what a server pod said; what was said now is left out.
+        loads: Load of ready server pods, by pod name, for models that are scaled.
+        load_history: (seconds ago, requests) of the last looks at them.
+        held: Requests that wait at the model's activator for a server.
         gpu_memory_bytes: Memory of the smallest GPU on the nodes that a PersonalizedModel's pods
             may run on; None when it asks for none, or when it is not known.
         optional_kinds: Names of the optional kinds that the cluster knows.
@@ -41,6 +45,9 @@ class Observed:
     pods: tuple[Manifest, ...] = ()
     reports: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     report_ages: Mapping[str, float] = field(default_factory=dict)
+    loads: Mapping[str, PodLoad] = field(default_factory=dict)
+    load_history: tuple[tuple[float, float], ...] = ()
+    held: int = 0
     gpu_memory_bytes: int | None = None
     optional_kinds: frozenset[str] = frozenset()
     namespace_terminating: bool = False
@@ -97,7 +104,9 @@ class Plan:
         create: Objects that are made once and never changed (Jobs, generated Secrets).
         apply: Objects to keep as they are here, by server-side apply.
         delete: Objects to delete.
+        pod_costs: Pods to mark with what it costs to delete them, by name; as far as allowed.
         status: Whole ``status``; written only where it differs. None: as it is.
+        replicas: Size to write through the scale subresource; None: as it is.
         events: To be posted after the status was written.
         requeue_seconds: When to look again without an event; None leaves it to the resync.
     """
@@ -106,7 +115,9 @@ class Plan:
     create: tuple[Manifest, ...] = ()
     apply: tuple[Manifest, ...] = ()
     delete: tuple[Ref, ...] = ()
+    pod_costs: Mapping[str, int] = field(default_factory=dict)
     status: Manifest | None = None
+    replicas: int | None = None
     events: tuple[EventRecord, ...] = ()
     requeue_seconds: float | None = None
 

@@ -72,17 +72,20 @@ def ready_pods(pods: Iterable[Manifest], generation: str) -> list[Manifest]:
     )[:MOST_PODS]
 
 
-def _is_ready_server(pod: Manifest, generation: str) -> bool:
+def is_ready(pod: Manifest) -> bool:
+    """Whether a pod runs, is ready and is not on its way out."""
     metadata, status = pod["metadata"], pod.get("status") or {}
-    labels = metadata.get("labels") or {}
     ready = any(
         condition.get("type") == "Ready" and condition.get("status") == "True"
         for condition in status.get("conditions") or []
     )
+    return ready and status.get("phase") == "Running" and not metadata.get("deletionTimestamp")
+
+
+def _is_ready_server(pod: Manifest, generation: str) -> bool:
+    labels = pod["metadata"].get("labels") or {}
     return (
-        ready
-        and status.get("phase") == "Running"
-        and not metadata.get("deletionTimestamp")
+        is_ready(pod)
         and labels.get("app.kubernetes.io/component") == COMPONENT
         and labels.get(GENERATION) == generation
     )

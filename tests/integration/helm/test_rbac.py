@@ -37,6 +37,8 @@ UNWATCHED_VERBS = ("get", "create", "delete")
 UNSEEN: dict[Right, str] = {
     ("", "nodes", "list"): "read only for models that ask for GPUs",
     ("", "pods", "watch"): "handed on to routers",
+    ("", "pods", "patch"): "only when a model gets smaller and its servers told their load",
+    ("inferscale.dev", "personalizedmodels/scale", "get"): "given on to activators",
     ("", "events", "patch"): "an Event that comes again within an hour is counted up",
     ("inferscale.dev", "memorystores/finalizers", "update"): "asked for by an admission plugin",
     ("inferscale.dev", "personalizedmodels/finalizers", "update"): "as above",
@@ -177,10 +179,25 @@ def live_through(api: Api) -> None:
     assert api.names("secrets") == {"p-api-key"}
     api.delete("networkpolicies", "p-server")
     eventually(lambda: "p-server" in api.names("networkpolicies"), "the policy is back")
-    change = {"spec": {"auth": {"mode": "none"}, "autoscaling": {"provider": "none"}}}
+    size = {
+        "provider": "operator",
+        "minReplicas": 3,
+        "scaleToZero": {"idleSeconds": 600},
+        "maxReplicas": 3,
+    }
+    api.patch("personalizedmodels", "p", {"spec": {"autoscaling": size}})
+    eventually(
+        lambda: (api.get("personalizedmodels", "p") or {})["spec"]["serving"]["replicas"] == 3,
+        "p has the least size",
+    )
+    eventually(lambda: "p-activator" in api.names("rolebindings"), "p has an activator")
+    change = {
+        "spec": {"auth": {"mode": "none"}, "autoscaling": {"provider": "none", "scaleToZero": None}}
+    }
     api.patch("personalizedmodels", "p", change)
     eventually(lambda: not api.names("secrets"), "the key is gone")
     eventually(lambda: not api.names("horizontalpodautoscalers"), "the autoscaler is gone")
+    eventually(lambda: not api.names("roles"), "the activator's Role is gone")
     api.delete("memorystores", "m")
     eventually(lambda: api.get("memorystores", "m") is None, "m is erased")
     eventually(lambda: api.list("events"), "an Event is posted")

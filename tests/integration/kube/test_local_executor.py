@@ -15,11 +15,12 @@ from tests.integration.kube.control_plane import ControlPlane
 from inferscale_operator.cluster.client import ApiCluster
 from inferscale_operator.cluster.transport import Transport, load_configuration
 from inferscale_operator.desired.kinds import CONFIG_MAP, DEPLOYMENT, JOB, POD, Manifest
+from inferscale_operator.desired.paths import PORTS_ANNOTATION
 from inferscale_operator.local.controllers import JobController
 from inferscale_operator.local.executor import Executor
 from inferscale_operator.local.job_plan import finished
 from inferscale_operator.local.launch import Launcher
-from inferscale_operator.local.pod_status import PORTS_ANNOTATION, is_ready
+from inferscale_operator.local.pod_status import is_ready
 from inferscale_operator.local.volumes import VolumeFolders
 
 TIMEOUT = 120.0

@@ -13,6 +13,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
+from inferscale_operator.activator.metrics import ActivatorMetrics
 from inferscale_operator.metrics import OperatorMetrics
 from inferscale_runtime.encode import status
 from inferscale_runtime.nvml import NvmlSampler
@@ -58,6 +59,12 @@ def operator() -> set[Metric]:
     return set(_of_wrappers(registry._collector_to_names))  # type: ignore[arg-type]
 
 
+def activator() -> set[Metric]:
+    registry = CollectorRegistry()
+    ActivatorMetrics(registry)
+    return set(_of_wrappers(registry._collector_to_names))  # type: ignore[arg-type]
+
+
 def server() -> set[Metric]:
     arena = SimpleNamespace(use_by_store=dict, stats=SimpleNamespace(snapshot=dict))
     follower = SimpleNamespace(state=SimpleNamespace(reason=None, applied_at=None))
@@ -84,4 +91,4 @@ def vllm() -> set[str] | None:
     return set(re.findall(r'"(vllm:\w+)"', file.read_text(encoding="utf-8")))
 
 
-__all__ = ["Metric", "Registry", "encoder", "operator", "server", "vllm"]
+__all__ = ["Metric", "Registry", "activator", "encoder", "operator", "server", "vllm"]

@@ -24,6 +24,7 @@ def rows(section: str) -> list[list[str]]:
     [
         ("Operator", registries.operator),
         ("Server", registries.server),
+        ("Activator", registries.activator),
         ("Encoder", registries.encoder),
     ],
 )
@@ -36,7 +37,7 @@ def test_page_lists_every_metric(section: str, real: registries.Registry) -> Non
     assert set(listed) == real()
 
 
-@pytest.mark.parametrize("section", ["Operator", "Server", "Encoder"])
+@pytest.mark.parametrize("section", ["Operator", "Server", "Activator", "Encoder"])
 def test_units_and_meanings_are_given(section: str) -> None:
     for name, kind, unit, _, meaning in _five(rows(section)):
         assert unit, name

@@ -152,9 +152,9 @@ RULE_CASES = (
         "minReplicas must not be above maxReplicas",
     ),
     _bad(
-        model(autoscaling={"provider": "hpa", "minReplicas": 0}),
+        model(autoscaling={"provider": "operator", "minReplicas": 0}),
         "spec.autoscaling",
-        "minReplicas 0 needs provider keda",
+        "minReplicas 0 needs scaleToZero",
     ),
     _bad(
         model(routing={"provider": "vllm-router", "policy": "stickyLeastLoaded"}),

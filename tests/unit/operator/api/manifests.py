@@ -178,7 +178,9 @@ FULL = (
             "provider": "keda",
             "minReplicas": 0,
             "maxReplicas": 9,
-            "target": {"requests": 4},
+            "target": {"requests": 4, "kvCachePercent": 80, "ttftP95Ms": 2000},
+            "behavior": {"upSeconds": 10, "downSeconds": 120, "tolerancePercent": 5},
+            "scaleToZero": {"idleSeconds": 300, "maxHeldRequests": 50, "maxWaitSeconds": 120},
             "prometheusAddress": "http://prometheus:9090",
         },
         auth={

@@ -101,7 +101,7 @@ def test_the_page_names_every_field_and_rule() -> None:
         assert f"\n## {definition.model.__name__}\n" in page
         for rule in definition.model.rules:
             assert rule.message.partition(":")[0].removeprefix("metadata.name must have") in page
-    for words in ("| `topK` | integer | `20` | 0 to 1,000 |", "minReplicas 0 needs provider keda"):
+    for words in ("| `topK` | integer | `20` | 0 to 1,000 |", "minReplicas 0 needs scaleToZero"):
         assert words in page
     assert PATH in generated_files()
 

@@ -20,10 +20,12 @@ from inferscale_operator.desired.encoder import (
 from inferscale_operator.desired.kinds import Manifest
 from inferscale_operator.desired.router import build_router
 from inferscale_operator.desired.server import (
+    build_activator,
     build_api_key_secret,
     build_disruption_budget,
     build_generation,
     build_server_base,
+    build_servers_service,
     build_service,
     server_generation,
 )
@@ -55,12 +57,31 @@ def _personalized_model(case: dict[str, Any], defaults: Defaults) -> list[Manife
     secret = case.get("apiKeySecret")
     budget = build_disruption_budget(owner, spec, generation)
     return [
-        *build_server_base(owner, spec, defaults, case.get("optionalKinds", [])),
+        *build_server_base(
+            owner, spec, defaults, case.get("optionalKinds", []), case.get("metricNames")
+        ),
+        *_activator(owner, spec, defaults, secret, generation),
         *([build_api_key_secret(owner, case["apiKey"])] if secret else []),
         *build_generation(owner, spec, stores, defaults, generation, secret),
         *build_router(owner, spec, defaults, generation),
         build_service(owner, generation, routed=spec.routing.provider != "none"),
         *([budget] if budget else []),
+    ]
+
+
+def _activator(
+    owner: Manifest,
+    spec: PersonalizedModelSpec,
+    defaults: Defaults,
+    secret: str | None,
+    generation: str,
+) -> list[Manifest]:
+    zero = spec.autoscaling.scale_to_zero
+    if zero is None:
+        return []
+    return [
+        *build_activator(owner, spec, zero, defaults, secret),
+        build_servers_service(owner, generation),
     ]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from inferscale_operator.activator import command as activator_command
 from inferscale_runtime.cli import build_parser
 from inferscale_runtime.config import load_config
 
@@ -42,8 +43,13 @@ def test_commands_are_those_of_the_runtime(
             _router_takes(arguments)
             continue
         program, subcommand = container["command"]
-        assert program == "inferscale"
         # An unknown or missing argument ends in SystemExit.
+        if (program, subcommand) == ("inferscale-operator", activator_command.COMMAND):
+            settings = activator_command.read_activator_settings(arguments, {})
+            name = case["owner"]["metadata"]["name"]
+            assert settings.target == f"http://{name}-servers.{settings.namespace}.svc:80"
+            continue
+        assert program == "inferscale"
         parsed = parser.parse_args([subcommand, *arguments])
         assert parsed.command == subcommand
         commands += 1

@@ -10,7 +10,7 @@ import pytest
 
 from inferscale_operator.api.memorystore import MemoryStoreSpec, S3Location
 from inferscale_operator.api.personalizedmodel import PersonalizedModelSpec
-from inferscale_operator.desired.autoscaling import requests_query
+from inferscale_operator.desired.autoscaling import build_autoscaler, requests_query
 from inferscale_operator.desired.defaults import Defaults
 from inferscale_operator.desired.deployment import GpuShare
 from inferscale_operator.desired.encoder import (
@@ -31,6 +31,7 @@ from inferscale_operator.desired.server import (
 from inferscale_operator.desired.stores import StoreView, embedder_conflict, s3_conflict
 
 DEFAULTS = Defaults("image", operator_namespace="ops")
+NAMES = {"running": "vllm:num_requests_running", "waiting": "vllm:num_requests_waiting"}
 INPUT = "0123456789abcdef"
 
 
@@ -366,7 +367,7 @@ KEDA = {"provider": "keda", "prometheusAddress": "http://p"}
 )
 def test_optional_children(autoscaling: Any, known: list[str], kinds: set[str]) -> None:
     spec = _model(autoscaling=autoscaling)
-    base = build_server_base(_owner("PersonalizedModel"), spec, DEFAULTS, known)
+    base = build_server_base(_owner("PersonalizedModel"), spec, DEFAULTS, known, NAMES)
     optional = {"HorizontalPodAutoscaler", "ScaledObject", "PodMonitor"}
     assert {m["kind"] for m in base} & optional == kinds
     for manifest in base:
@@ -375,12 +376,42 @@ def test_optional_children(autoscaling: Any, known: list[str], kinds: set[str]) 
 
 
 def test_the_query_counts_pods_of_this_model_only() -> None:
-    query = requests_query(_owner("PersonalizedModel", "chat"))
+    query = requests_query(_owner("PersonalizedModel", "chat"), NAMES, held=False)
     (pattern,) = set(re.findall(r'pod=~"([^"]*)"', query))
     assert re.fullmatch(pattern, "chat-3a1744ea40-5d8f9c7b6d-x2x4z")
     assert not re.fullmatch(pattern, "chat-b-3a1744ea40-5d8f9c7b6d-x2x4z")
     assert not re.fullmatch(pattern, "chat-0123456789-3a1744ea40-5d8f9c7b6d-x2x4z")
     assert 'namespace="team"' in query
+
+
+def test_an_autoscaler_names_only_metrics_that_were_seen() -> None:
+    owner = _owner("PersonalizedModel")
+    target = {"requests": 4, "kvCachePercent": 80, "ttftP95Ms": 500}
+    keda = _model(autoscaling={**KEDA, "target": target})
+    hpa = _model(autoscaling={"provider": "hpa", "target": target})
+    for names, count in (({}, None), (NAMES, 1), (NAMES | {"kvCache": "vllm:x"}, 2)):
+        for spec, part in ((keda, "triggers"), (hpa, "metrics")):
+            built = build_autoscaler(owner, spec, ["ScaledObject"], names)
+            assert (built and len(built["spec"][part])) == count
+    built = build_autoscaler(owner, keda, ["ScaledObject"], NAMES | {"kvCache": "vllm:x"})
+    assert built is not None
+    assert "sum(vllm:x{" in built["spec"]["triggers"][1]["metadata"]["query"]
+    assert built["spec"]["triggers"][1]["metadata"]["threshold"] == "0.8"
+
+
+def test_keda_counts_what_the_activator_holds_and_may_go_to_zero() -> None:
+    spec = _model(autoscaling={**KEDA, "scaleToZero": {"idleSeconds": 60}, "minReplicas": 2})
+    built = build_autoscaler(_owner("PersonalizedModel"), spec, ["ScaledObject"], NAMES)
+    assert built is not None
+    query = built["spec"]["triggers"][0]["metadata"]["query"]
+    assert "inferscale_activator_held_requests" in query
+    assert query.count("or vector(0)") == 3  # a model without pods must not hide what waits
+    assert (built["spec"]["idleReplicaCount"], built["spec"]["minReplicaCount"]) == (0, 2)
+    assert built["spec"]["cooldownPeriod"] == 60
+    hpa = _model(autoscaling={"provider": "hpa", "scaleToZero": {}, "minReplicas": 0})
+    built = build_autoscaler(_owner("PersonalizedModel"), hpa, [], NAMES)
+    assert built is not None
+    assert built["spec"]["minReplicas"] == 1
 
 
 @pytest.mark.parametrize(

@@ -51,9 +51,10 @@ def test_pods_are_restricted(case: dict[str, Any], build: Build) -> None:
     assert pods
     for template in pods:
         spec = template["spec"]
-        # Routers look for pods; nobody else calls the API server.
-        router = template["metadata"]["labels"]["app.kubernetes.io/component"] == "router"
-        assert spec["automountServiceAccountToken"] is router
+        # Routers look for pods, activators write one size; nobody else calls the API server.
+        component = template["metadata"]["labels"]["app.kubernetes.io/component"]
+        token = component in ("router", "activator")
+        assert spec["automountServiceAccountToken"] is token
         assert spec["enableServiceLinks"] is False
         assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
         security = spec["securityContext"]
@@ -89,7 +90,8 @@ def test_variables_in_arguments_are_defined(case: dict[str, Any], build: Build) 
         assert len(defined) == len(container["env"])
         text = " ".join(container["args"]).replace("$$", "")
         assert set(re.findall(r"\$\((.*?)\)", text)) <= defined
-        assert container["command"][0] in ("inferscale", "vllm-router")
+        programs = ("inferscale", "inferscale-operator", "vllm-router")
+        assert container["command"][0] in programs
 
 
 def test_secrets_and_settings_are_read_only(case: dict[str, Any], build: Build) -> None:

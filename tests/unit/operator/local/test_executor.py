@@ -17,11 +17,12 @@ import pytest
 import pytest_asyncio
 
 from inferscale_operator.desired.kinds import CONFIG_MAP, POD
+from inferscale_operator.desired.paths import PORTS_ANNOTATION
 from inferscale_operator.local.containers import Backoff
 from inferscale_operator.local.executor import EXECUTOR, Executor
 from inferscale_operator.local.launch import Launcher
 from inferscale_operator.local.memory_cluster import MemoryCluster
-from inferscale_operator.local.pod_status import PORTS_ANNOTATION, is_ready
+from inferscale_operator.local.pod_status import is_ready
 from inferscale_operator.local.volumes import VolumeFolders
 
 pytestmark = pytest.mark.asyncio

@@ -10,8 +10,8 @@ import pytest
 import pytest_asyncio
 
 from inferscale_operator.desired.kinds import POD
+from inferscale_operator.desired.paths import PORTS_ANNOTATION
 from inferscale_operator.local.memory_cluster import MemoryCluster
-from inferscale_operator.local.pod_status import PORTS_ANNOTATION
 from inferscale_operator.local.probes import http_get
 from inferscale_operator.local.service_proxy import ServiceProxy
 

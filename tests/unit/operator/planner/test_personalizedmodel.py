@@ -8,6 +8,7 @@ from planner_world import FINGERPRINT, MODEL_SPEC, STORE_SPEC, World
 
 from inferscale_operator.api.strict import find_problems
 from inferscale_operator.desired.naming import GENERATION
+from inferscale_operator.planner.load import PodLoad
 
 STORE = ("MemoryStore", "maya")
 MODEL = ("PersonalizedModel", "chat")
@@ -275,6 +276,15 @@ def test_keda_that_is_not_there_is_said_and_serving_goes_on(world: World) -> Non
     assert world.condition(*MODEL)["status"] == "True"
     assert not world.of("chat", "ScaledObject")
     world.optional_kinds = frozenset({"ScaledObject"})
+    world.settle()
+    assert not world.of("chat", "ScaledObject")  # its metrics were not seen yet
+    world.run_servers({})
+    world.tell_load(PodLoad(0.0, names={"running": "r", "waiting": "w"}))
+    world.settle()
+    assert world.of("chat", "ScaledObject")
+    world.run_servers()
+    world.tell_load()
+    world.resources[MODEL]["status"].pop("autoscaling")  # an operator that knows nothing yet
     world.settle()
     assert world.of("chat", "ScaledObject")
 

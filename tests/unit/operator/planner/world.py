@@ -12,6 +12,7 @@ from inferscale_operator.desired.kinds import JOB, Manifest
 from inferscale_operator.desired.naming import FINALIZER, GENERATION, INPUT
 from inferscale_operator.planner import memorystore, personalizedmodel
 from inferscale_operator.planner.drift import differs
+from inferscale_operator.planner.load import PodLoad
 from inferscale_operator.planner.plan import ChildKey, Defaults, EventRecord, Observed, Plan
 
 DEFAULTS = Defaults(runtime_image="example.invalid/runtime:1", operator_namespace="inferscale")
@@ -33,6 +34,10 @@ class World:
         self.events: list[EventRecord] = []
         self.optional_kinds: frozenset[str] = frozenset()
         self.terminating = False
+        self.loads: dict[str, PodLoad] = {}
+        self.load_history: tuple[tuple[float, float], ...] = ()
+        self.held = 0
+        self.defaults = DEFAULTS
         self.writes = 0
         self._uids = itertools.count(1)
 
@@ -88,6 +93,9 @@ class World:
             pods=tuple(copy.deepcopy(list(self.pods.values()))),
             reports=copy.deepcopy(self.reports),
             report_ages=dict(self.report_ages),
+            loads=dict(self.loads),
+            load_history=self.load_history,
+            held=self.held,
             gpu_memory_bytes=self.gpu_memory_bytes,
             optional_kinds=self.optional_kinds,
             namespace_terminating=self.terminating,
@@ -97,7 +105,7 @@ class World:
     def plan(self, kind: str, name: str) -> Plan:
         resource = self.resources[kind, name]
         module = memorystore if kind == "MemoryStore" else personalizedmodel
-        return module.plan(copy.deepcopy(resource), self.observed(resource), DEFAULTS)
+        return module.plan(copy.deepcopy(resource), self.observed(resource), self.defaults)
 
     def step(self, kind: str, name: str) -> Plan:
         """Plans once and carries it out, as the operator does."""
@@ -139,12 +147,22 @@ class World:
         if plan.status is not None and plan.status != resource.get("status"):
             resource["status"] = copy.deepcopy(plan.status)
             self.writes += 1
+        self.scale(resource, plan.replicas)
         self.events.extend(plan.events)
         if resource["metadata"].get("deletionTimestamp") and not held:
             self.resources.pop((resource["kind"], owner), None)
             for key in [key for key in self.children if key[0] == owner]:
                 if self.children[key]["metadata"].get("ownerReferences"):
                     del self.children[key]
+
+    def scale(self, resource: Manifest, replicas: int | None) -> None:
+        """What the scale subresource does, whoever writes it; None writes nothing."""
+        if replicas is None:
+            return
+        serving = resource["spec"].get("serving") or {}
+        resource["spec"]["serving"] = {**serving, "replicas": replicas}
+        resource["metadata"]["generation"] += 1
+        self.writes += 1
 
     def _put(self, key: tuple[str, ChildKey], manifest: Manifest) -> None:
         self.writes += 1
@@ -239,7 +257,7 @@ class World:
         self.reports.clear()
         self.report_ages.clear()
         for (_, (kind, deployment)), item in sorted(self.children.items()):
-            if kind != "Deployment":
+            if kind != "Deployment" or GENERATION not in item["metadata"]["labels"]:
                 continue
             for number, heat in enumerate(heats):
                 name = f"server-{deployment}-{number}"
@@ -257,6 +275,11 @@ class World:
                     },
                 }
                 self.reports[name] = pod_report(heat, **figures)
+
+    def tell_load(self, *loads: PodLoad) -> None:
+        """Load of the pods of ``run_servers``, in the order of their names."""
+        names = sorted(name for name in self.pods if name.startswith("server-"))
+        self.loads = dict(zip(names, loads, strict=False))
 
     def pass_time(self, seconds: float) -> None:
         self.now += timedelta(seconds=seconds)
