@@ -58,8 +58,6 @@ NETWORK_POLICY = Kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolici
 AUTOSCALER = Kind("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
 LEASE = Kind("coordination.k8s.io", "v1", "Lease", "leases")
 SCALED_OBJECT = Kind("keda.sh", "v1alpha1", "ScaledObject", "scaledobjects", optional=True)
-ROLE = Kind("rbac.authorization.k8s.io", "v1", "Role", "roles")
-ROLE_BINDING = Kind("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindings")
 POD_MONITOR = Kind("monitoring.coreos.com", "v1", "PodMonitor", "podmonitors", optional=True)
 
 CUSTOM_KINDS = (MEMORY_STORE, PERSONALIZED_MODEL)

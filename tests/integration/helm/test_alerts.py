@@ -22,6 +22,7 @@ ZEROS = "0+0x150"
 Series = dict[str, str]
 
 OPERATOR = "inferscale_operator_"
+CONDITION = "inferscale_resource_condition"
 REQUESTS = "inferscale_requests_total"
 UNUSABLE = "inferscale_unusable_segments_total"
 TTFT = "inferscale_time_to_first_token_seconds_bucket"
@@ -146,6 +147,17 @@ ALERTS: dict[str, tuple[Series, Series]] = {
             f'vllm:num_requests_running{{{POD},model_name="m"}}': "50x150",
         },
     ),
+    "InferScaleMetricsMissing": (
+        {f'{CONDITION}{{name="m",type="MetricsAvailable"}}': ZEROS},
+        {
+            f'{CONDITION}{{name="a",type="MetricsAvailable"}}': "1x150",
+            f'{CONDITION}{{name="b",type="MetricsAvailable"}}': "-1x150",
+        },
+    ),
+    "InferScaleRequestsRefused": (
+        {f'inferscale_activator_requests_total{{{POD},result="timeout"}}': "0+1x150"},
+        {f'inferscale_activator_requests_total{{{POD},result="forwarded"}}': "0+1x150"},
+    ),
     "InferScaleKvCacheFull": (
         {
             f'vllm:kv_cache_usage_perc{{{POD},engine="0"}}': "0.97x150",
@@ -229,7 +241,7 @@ VALUES = {
 def every_series() -> Series:
     """Every metric of ours, and those of vLLM that the dashboard asks for, with samples."""
     labels: dict[str, list[str]] = {}
-    for registry in (registries.operator, registries.server, registries.encoder):
+    for registry in registries.ALL:
         for metric in registry():
             for name in metric.series:
                 labels[name] = [*metric.labels, *(["le"] if name.endswith("_bucket") else [])]

@@ -91,4 +91,6 @@ def vllm() -> set[str] | None:
     return set(re.findall(r'"(vllm:\w+)"', file.read_text(encoding="utf-8")))
 
 
-__all__ = ["Metric", "Registry", "activator", "encoder", "operator", "server", "vllm"]
+ALL: tuple[Registry, ...] = (operator, server, activator, encoder)
+
+__all__ = ["ALL", "Metric", "Registry", "activator", "encoder", "operator", "server", "vllm"]

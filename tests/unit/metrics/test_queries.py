@@ -48,7 +48,7 @@ def _queries() -> dict[str, str]:
 QUERIES = _queries()
 SERIES = {
     name: set(metric.labels) | ({"le"} if name.endswith("_bucket") else set())
-    for registry in (registries.operator, registries.server, registries.encoder)
+    for registry in registries.ALL
     for metric in registry()
     for name in metric.series
 }
