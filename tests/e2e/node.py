@@ -21,6 +21,7 @@ from inferscale_operator.cluster.transport import Transport, load_configuration
 from inferscale_operator.local.controllers import ClaimBinder, JobController
 from inferscale_operator.local.executor import Executor
 from inferscale_operator.local.launch import Launcher
+from inferscale_operator.local.processes import host_environment
 from inferscale_operator.local.service_proxy import ServiceProxy
 from inferscale_operator.local.volumes import VolumeFolders, memory_folder
 
@@ -34,8 +35,17 @@ async def run(kubeconfig: str, namespace: str, data: Path, service: str, port: i
     transport = Transport(await load_configuration(kubeconfig, None))
     cluster = ApiCluster(transport)
     folders = VolumeFolders(data, memory_folder(data))
+    servers = ServiceProxy(cluster, namespace, f"{service}-servers")
+    # What DNS and a service account are to the activator's pod in a cluster.
+    here = {
+        "INFERSCALE_TARGET": f"http://127.0.0.1:{await servers.start(0)}",
+        "INFERSCALE_KUBECONFIG": kubeconfig,
+    }
     launcher = Launcher(
-        cluster.get, folders, lambda pod, line: print(f"{pod} | {line}", flush=True)
+        cluster.get,
+        folders,
+        lambda pod, line: print(f"{pod} | {line}", flush=True),
+        host_environment() | here,
     )
     executor = Executor(cluster, launcher, namespace)
     jobs, claims = JobController(cluster, namespace), ClaimBinder(cluster, folders, namespace)
@@ -54,6 +64,7 @@ async def run(kubeconfig: str, namespace: str, data: Path, service: str, port: i
     executor.kill()
     await executor.stop()
     await proxy.close()
+    await servers.close()
     await cluster.close()
     await transport.close()
 

@@ -136,10 +136,16 @@ async def start_process(
     return Process(child, log, on_line)
 
 
+_PROGRAMS = {
+    "inferscale": "inferscale_runtime.cli",
+    "inferscale-operator": "inferscale_operator.main",
+}
+
+
 def program(command: Sequence[str]) -> list[str]:
-    """``inferscale`` is this very installation, whatever is on the PATH."""
-    if command and command[0] == "inferscale":
-        return [sys.executable, "-m", "inferscale_runtime.cli", *command[1:]]
+    """InferScale's programs are this very installation, whatever is on the PATH."""
+    if command and command[0] in _PROGRAMS:
+        return [sys.executable, "-m", _PROGRAMS[command[0]], *command[1:]]
     return list(command)
 
 

@@ -11,8 +11,9 @@ import pytest
 from inferscale_operator.cluster.cache import ChildCache, OwnerKey
 from inferscale_operator.cluster.errors import ConflictError, InvalidError, UnavailableError
 from inferscale_operator.cluster.lease import LeaseLostError
-from inferscale_operator.desired.kinds import CONFIG_MAP, MEMORY_STORE, Manifest
+from inferscale_operator.desired.kinds import CONFIG_MAP, MEMORY_STORE, POD, Manifest
 from inferscale_operator.desired.naming import FINALIZER, child
+from inferscale_operator.handlers.execute import Executor
 from inferscale_operator.handlers.reconciler import Reconciler, failed_status
 from inferscale_operator.handlers.work_queue import WorkQueue
 from inferscale_operator.local.memory_cluster import MemoryCluster, counted_uids
@@ -70,6 +71,14 @@ class Recorded(MemoryCluster):
     async def delete(self, kind: Any, namespace: str, name: str, uid: str) -> None:
         self._write("delete")
         await super().delete(kind, namespace, name, uid)
+
+    async def scale(self, live: Manifest, replicas: int) -> None:
+        self._write("scale")
+        await super().scale(live, replicas)
+
+    async def annotate(self, live: Manifest, key: str, value: str) -> None:
+        self._write("annotate")
+        await super().annotate(live, key, value)
 
     async def patch_status(self, live: Manifest, status: Manifest) -> Manifest:
         self._write("status")
@@ -343,3 +352,40 @@ async def test_transition_time_of_a_lasting_failure_stays() -> None:
     again, news = failed_status({**live, "status": status}, status, "Invalid", "why", later)
     assert again == status
     assert not news
+
+
+async def test_pods_are_marked_before_a_smaller_size_is_written_behind_the_status() -> None:
+    bench = Bench(lambda *_: Plan())
+    live = await bench.start()
+    pods = []
+    for name in ("a", "b"):
+        manifest = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "namespace": "ns"},
+        }
+        pods.append(await bench.cluster.create(manifest))
+    bench.cluster.writes.clear()
+    plan = Plan(pod_costs={"a": 7, "b": 0}, status={"tier": "disk"}, replicas=1)
+    observed = Observed(now=NOW, pods=tuple(pods))
+    executor = Executor(bench.cluster, bench.cache, live, observed)
+    outcome = await executor.execute(plan)
+    # What costs nothing costs as much as an unmarked pod.
+    assert bench.cluster.writes == ["annotate", "status", "scale"]
+    marked = await bench.cluster.get(POD, "ns", "a")
+    assert marked is not None
+    assert marked["metadata"]["annotations"] == {"controller.kubernetes.io/pod-deletion-cost": "7"}
+    assert (await bench.live())["spec"] == {"serving": {"replicas": 1}}
+    assert outcome.children_changed  # the next pass sees the new size at once
+
+
+@pytest.mark.parametrize("error", [InvalidError("403"), ConflictError("409")])
+async def test_pods_that_may_not_be_marked_stop_nothing(error: Exception) -> None:
+    bench = Bench(lambda *_: Plan())
+    live = await bench.start()
+    manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", "namespace": "ns"}}
+    pod = await bench.cluster.create(manifest)
+    bench.cluster.errors["annotate"] = error
+    executor = Executor(bench.cluster, bench.cache, live, Observed(now=NOW, pods=(pod,)))
+    await executor.execute(Plan(pod_costs={"a": 7}, replicas=1))
+    assert (await bench.live())["spec"] == {"serving": {"replicas": 1}}

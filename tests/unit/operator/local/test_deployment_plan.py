@@ -188,3 +188,16 @@ async def test_amounts_may_be_percentages(surge: Any, expected: int) -> None:
         await world.ready("one")
     await world.apply("two")
     assert len(await world.images()) == expected
+
+
+async def test_a_smaller_deployment_loses_the_pods_that_cost_least() -> None:
+    world = World()
+    await world.apply(replicas=3)
+    for _ in range(3):
+        await world.ready("one")
+    first, second, third = await world.cluster.list(POD, "ns")
+    for pod, cost in ((first, "2"), (second, "0"), (third, "5")):
+        await world.cluster.annotate(pod, "controller.kubernetes.io/pod-deletion-cost", cost)
+    await world.apply(replicas=1)
+    [left] = await world.cluster.list(POD, "ns")
+    assert left["metadata"]["name"] == third["metadata"]["name"]
