@@ -195,7 +195,7 @@ def _children(system: System) -> dict[str, str]:
     """Name to uid of everything that the operator made."""
     kinds = (
         "serviceaccounts,configmaps,persistentvolumeclaims,networkpolicies,jobs,deployments,"
-        "services,poddisruptionbudgets,pods"
+        "services,poddisruptionbudgets,pods,roles,rolebindings"
     )
     listed = system.kubectl(
         "get", kinds, "-l", "app.kubernetes.io/managed-by=inferscale-operator", "-o", "json"

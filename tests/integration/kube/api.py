@@ -27,6 +27,8 @@ PATHS = {
     "poddisruptionbudgets": "/apis/policy/v1",
     "horizontalpodautoscalers": "/apis/autoscaling/v2",
     "leases": "/apis/coordination.k8s.io/v1",
+    "roles": "/apis/rbac.authorization.k8s.io/v1",
+    "rolebindings": "/apis/rbac.authorization.k8s.io/v1",
     "memorystores": "/apis/inferscale.dev/v1alpha1",
     "personalizedmodels": "/apis/inferscale.dev/v1alpha1",
 }

@@ -166,6 +166,11 @@ def test_children_of_a_model_are_repaired(api: Api, encoded: OperatorProcess) ->
     api.create("personalizedmodels", personalized_model("p", "m", **spec))
     deployment = eventually(lambda: api.names("deployments"), "there is a Deployment").pop()
     serve(api, deployment)
+    # An autoscaler is made for metrics that were seen; here no server runs that would show them.
+    names = {"running": "vllm:num_requests_running", "waiting": "vllm:num_requests_waiting"}
+    api.patch(
+        "personalizedmodels", "p", {"status": {"autoscaling": {"metricNames": names}}}, "status"
+    )
     for plural, name in MODEL_CHILDREN.items():
         eventually(lambda p=plural, n=name: api.get(p, n), f"there is {plural}/{name}")
     for plural, name in MODEL_CHILDREN.items():
