@@ -11,7 +11,13 @@ from pydantic import ValidationError
 from inferscale_operator.api.autoscaling import Autoscaling, AutoscalingStatus
 from inferscale_operator.api.personalizedmodel import PersonalizedModelSpec
 from inferscale_operator.desired.autoscaling import RUNNING, WAITING, needed_signals
-from inferscale_operator.desired.kinds import DEPLOYMENT, SCALED_OBJECT, SERVICE, Manifest
+from inferscale_operator.desired.kinds import (
+    AUTOSCALER,
+    DEPLOYMENT,
+    SCALED_OBJECT,
+    SERVICE,
+    Manifest,
+)
 from inferscale_operator.desired.naming import Owner
 from inferscale_operator.desired.selection import activator_name, activator_selector
 from inferscale_operator.planner.conditions import (
@@ -101,6 +107,29 @@ def observe_sleep(
     live = observed.children.get((DEPLOYMENT.kind, activator_name(owner)))
     outside = defaults.activator_image is None
     return Sleep(outside or ready_replicas(live) > 0, selector == activator_selector(owner))
+
+
+def size_of_servers(
+    spec: PersonalizedModelSpec, sleep: Sleep, live: Manifest | None
+) -> PersonalizedModelSpec:
+    """The spec with the replicas that a generation's Deployment should have now.
+
+    Args:
+        spec: As it is asked for.
+        sleep: Of ``observe_sleep``.
+        live: The generation's Deployment, or None.
+    """
+    if live is None or spec.autoscaling.scale_to_zero is None:
+        return spec
+    size = sleep.servers(spec.serving.replicas, int(live["spec"].get("replicas", 1)))
+    serving = spec.serving.model_copy(update={"replicas": size})
+    return spec.model_copy(update={"serving": serving})
+
+
+def autoscaler_kind(spec: PersonalizedModelSpec) -> str | None:
+    """Kind of the object of another autoscaler that a spec asks for, or None."""
+    kinds = {"hpa": AUTOSCALER.kind, "keda": SCALED_OBJECT.kind}
+    return kinds.get(spec.autoscaling.provider)
 
 
 def remembered(owner: Manifest) -> AutoscalingStatus:

@@ -9,10 +9,8 @@ from pydantic import ValidationError
 from inferscale_operator.api.base import GROUP
 from inferscale_operator.api.personalizedmodel import PersonalizedModelSpec
 from inferscale_operator.desired.kinds import (
-    AUTOSCALER,
     CONFIG_MAP,
     DEPLOYMENT,
-    SCALED_OBJECT,
     SECRET,
     SERVICE,
     Manifest,
@@ -34,8 +32,10 @@ from inferscale_operator.desired.server import (
 from inferscale_operator.desired.stores import StoreView
 from inferscale_operator.planner.autoscaling import (
     AutoscalingDecision,
+    autoscaler_kind,
     decide_autoscaling,
     observe_sleep,
+    size_of_servers,
 )
 from inferscale_operator.planner.canary import (
     canary_status,
@@ -230,13 +230,7 @@ class _Decision:
         return auth.secret_ref.name if auth.secret_ref is not None else f"{self.name}-api-key"
 
     def _generation(self, target: str, stores: tuple[StoreView, ...]) -> list[Manifest]:
-        live = self.generations.get(target)
-        spec = self.spec
-        if live is not None and spec.autoscaling.scale_to_zero is not None:
-            present = int(live["spec"].get("replicas", 1))
-            size = self.sleep.servers(spec.serving.replicas, present)
-            serving = spec.serving.model_copy(update={"replicas": size})
-            spec = spec.model_copy(update={"serving": serving})
+        spec = size_of_servers(self.spec, self.sleep, self.generations.get(target))
         return build_generation(
             self.resource,
             spec,
@@ -399,15 +393,10 @@ class _Decision:
                 continue
             if kind == DEPLOYMENT.kind and GENERATION in live["metadata"].get("labels", {}):
                 continue  # the rollout decides
-            if kind == _autoscaler_kind(self.spec):
+            if kind == autoscaler_kind(self.spec):
                 continue  # it waits for the names of metrics
             found.append(_ref(live))
         return found
-
-
-def _autoscaler_kind(spec: PersonalizedModelSpec) -> str | None:
-    kinds = {"hpa": AUTOSCALER.kind, "keda": SCALED_OBJECT.kind}
-    return kinds.get(spec.autoscaling.provider)
 
 
 def _generation_of(item: Manifest) -> str | None:
