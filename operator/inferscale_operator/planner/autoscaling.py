@@ -147,8 +147,7 @@ def decide_autoscaling(
     observed: Observed,
     sleep: Sleep,
     generation: str | None,
-    *,
-    settled: bool,
+    generations: Mapping[str, Manifest],
 ) -> AutoscalingDecision:
     """Decides.
 
@@ -158,7 +157,7 @@ def decide_autoscaling(
         observed: What was seen: pods, their load.
         sleep: Of ``observe_sleep``.
         generation: The generation that serves, or None.
-        settled: Whether no rollout is under way.
+        generations: Live Deployments by generation.
     """
     scaling, old = spec.autoscaling, remembered(owner)
     if not scaling.watches_load and old.awake_replicas is None:
@@ -178,7 +177,7 @@ def decide_autoscaling(
         _settings(scaling, sleep, cold or 0),
         load,
         _state(old),
-        settled=settled,
+        settled=_settled(generations),
     )
     changes = decided.replicas != present
     status = AutoscalingStatus(
@@ -201,6 +200,25 @@ def decide_autoscaling(
         events=(_event(present, decided),) if changes else (),
         requeue_seconds=min(LOOK_SECONDS, decided.next_seconds or LOOK_SECONDS),
     )
+
+
+def _settled(generations: Mapping[str, Manifest]) -> bool:
+    """Whether no rollout is under way.
+
+    Pods that are missing do not count: one that finds no node must not forbid to have fewer.
+    """
+    statuses = [deployment.get("status") or {} for deployment in generations.values()]
+    return len(statuses) == 1 and (statuses[0].get("replicas") or 0) == (
+        statuses[0].get("updatedReplicas") or 0
+    )
+
+
+def without_servers(sleep: Sleep) -> Draft:
+    """``ServerAvailable`` of a model of size 0."""
+    if sleep.activator:
+        message = "scaled to zero; the next request wakes it"
+        return Draft("ServerAvailable", True, "Asleep", message)
+    return Draft("ServerAvailable", False, "ScaledToZero", "spec.serving.replicas is 0")
 
 
 def _settings(scaling: Autoscaling, sleep: Sleep, cold_start: int) -> ScalingSettings:

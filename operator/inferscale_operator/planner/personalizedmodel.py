@@ -31,11 +31,11 @@ from inferscale_operator.desired.server import (
 )
 from inferscale_operator.desired.stores import StoreView
 from inferscale_operator.planner.autoscaling import (
-    AutoscalingDecision,
     autoscaler_kind,
     decide_autoscaling,
     observe_sleep,
     size_of_servers,
+    without_servers,
 )
 from inferscale_operator.planner.canary import (
     canary_status,
@@ -58,9 +58,11 @@ from inferscale_operator.planner.pods import first_trouble
 from inferscale_operator.planner.requirements import first_missing, server_requirements
 from inferscale_operator.planner.rollout import (
     Rollout,
+    config_maps,
     decide_rollout,
     is_complete,
     ready_replicas,
+    summary,
 )
 from inferscale_operator.planner.routing import Routers, decide_routers, is_router, router_drafts
 from inferscale_operator.planner.tiers import decide_tiers, ready_pods
@@ -137,7 +139,14 @@ class _Decision:
         if stores.gone:
             # What was deleted must not be served any longer, not even from memory.
             rollout = Rollout(None, None, tuple(sorted(self.generations)))
-        scaling = self._autoscaling(rollout)
+        scaling = decide_autoscaling(
+            self.resource,
+            self.spec,
+            self.observed,
+            self.sleep,
+            rollout.serving,
+            self.generations,
+        )
         apply = build_server_base(
             self.resource,
             self.spec,
@@ -241,22 +250,6 @@ class _Decision:
             self.gpu.share,
         )
 
-    def _autoscaling(self, rollout: Rollout) -> AutoscalingDecision:
-        serving = self.generations.get(rollout.serving or "")
-        status = (serving or {}).get("status", {})
-        # Pods that are missing do not count: one that finds no node must not forbid to have fewer.
-        settled = len(self.generations) == 1 and int(status.get("replicas", 0) or 0) == int(
-            status.get("updatedReplicas", 0) or 0
-        )
-        return decide_autoscaling(
-            self.resource,
-            self.spec,
-            self.observed,
-            self.sleep,
-            rollout.serving,
-            settled=settled,
-        )
-
     def _services(self, rollout: Rollout, *, routed: bool) -> list[Manifest]:
         """How servers are reached: Services, activator, and what keeps servers while they serve."""
         found: list[Manifest] = []
@@ -281,7 +274,7 @@ class _Decision:
         serving = self.generations.get(rollout.serving or "")
         ready = ready_replicas(serving)
         if self.spec.serving.replicas == 0 and serving is not None:
-            available = self._without_servers()
+            available = without_servers(self.sleep)
         elif ready:
             available = Draft("ServerAvailable", True, "PodsReady")
         else:
@@ -307,12 +300,6 @@ class _Decision:
             available,
             Draft("RolledOut", False, pending.reason, pending.message, pending.warning),
         ]
-
-    def _without_servers(self) -> Draft:
-        if self.sleep.activator:
-            message = "scaled to zero; the next request wakes it"
-            return Draft("ServerAvailable", True, "Asleep", message)
-        return Draft("ServerAvailable", False, "ScaledToZero", "spec.serving.replicas is 0")
 
     @staticmethod
     def _to_be_applied(live: Manifest, apply: list[Manifest]) -> bool:
@@ -360,10 +347,10 @@ class _Decision:
             "tier": self._tiers(),
         }
         if serving is not None:
-            status["serving"] = _summary(rollout.serving, serving)
+            status["serving"] = summary(rollout.serving, serving)
         coming = self.generations.get(rollout.coming or "")
         if coming is not None:
-            status["next"] = _summary(rollout.coming, coming)
+            status["next"] = summary(rollout.coming, coming)
         if autoscaling is not None:
             status["autoscaling"] = autoscaling
         if placement is not None:
@@ -384,7 +371,7 @@ class _Decision:
         for item in self.generations.values():
             if item["metadata"]["name"] not in gone:
                 keep.add((DEPLOYMENT.kind, item["metadata"]["name"]))
-                keep |= {(CONFIG_MAP.kind, name) for name in _config_maps(item)}
+                keep |= {(CONFIG_MAP.kind, name) for name in config_maps(item)}
         if not self.generations or not any(i["kind"] == SERVICE.kind for i in apply):
             keep.add((SERVICE.kind, self.name))
         found = []
@@ -402,20 +389,6 @@ class _Decision:
 def _generation_of(item: Manifest) -> str | None:
     value = item["metadata"].get("labels", {}).get(GENERATION)
     return str(value) if value is not None else None
-
-
-def _config_maps(deployment: Manifest) -> set[str]:
-    pod = (deployment["spec"].get("template") or {}).get("spec") or {}
-    volumes = pod.get("volumes") or []
-    return {item["configMap"]["name"] for item in volumes if "configMap" in item}
-
-
-def _summary(generation: str | None, deployment: Manifest) -> Manifest:
-    return {
-        "name": deployment["metadata"]["name"],
-        "hash": generation or "",
-        "readyReplicas": ready_replicas(deployment),
-    }
 
 
 def _ref(live: Manifest) -> Ref:

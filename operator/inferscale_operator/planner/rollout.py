@@ -75,3 +75,19 @@ def is_complete(deployment: Manifest) -> bool:
 def ready_replicas(deployment: Manifest | None) -> int:
     """Ready pods of a Deployment; 0 without one."""
     return int((deployment or {}).get("status", {}).get("readyReplicas", 0) or 0)
+
+
+def config_maps(deployment: Manifest) -> set[str]:
+    """Names of the ConfigMaps that a Deployment's pods mount."""
+    pod = (deployment["spec"].get("template") or {}).get("spec") or {}
+    volumes = pod.get("volumes") or []
+    return {item["configMap"]["name"] for item in volumes if "configMap" in item}
+
+
+def summary(generation: str | None, deployment: Manifest) -> Manifest:
+    """A generation as the status shows it."""
+    return {
+        "name": deployment["metadata"]["name"],
+        "hash": generation or "",
+        "readyReplicas": ready_replicas(deployment),
+    }
