@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from inferscale_operator.api.base import (
-    ConditionList,
     Model,
     ObjectName,
     Quantity,
@@ -19,6 +18,7 @@ from inferscale_operator.api.base import (
 )
 from inferscale_operator.api.rules import Resource, Rule, Struct, same_optional
 from inferscale_operator.api.sources import (
+    ApiSource,
     ConfigMapSource,
     HttpSource,
     LettaSource,
@@ -26,6 +26,7 @@ from inferscale_operator.api.sources import (
     PvcSource,
     ZepSource,
 )
+from inferscale_operator.api.store_status import MemoryStoreStatus
 from inferscale_operator.api.tiers import Placement
 from inferscale_runtime.config import DEFAULT_FOOTER, DEFAULT_HEADING
 
@@ -96,6 +97,7 @@ _KINDS = {
     "mem0": "mem0",
     "zep": "zep",
     "letta": "letta",
+    "api": "api",
 }
 """Kinds of sources, by their names in a manifest and in Python."""
 
@@ -111,9 +113,10 @@ class Source(Struct):
             == 1,
         ),
         Rule(
-            cel="!has(self.refresh) || !has(self.configMap)",
-            message="a ConfigMap is watched and needs no refresh; remove it",
-            holds=lambda self: self.refresh is None or self.config_map is None,
+            cel="!has(self.refresh) || !(has(self.configMap) || has(self.api))",
+            message="a ConfigMap is watched and api has no input: remove refresh",
+            holds=lambda self: self.refresh is None
+            or (self.config_map is None and self.api is None),
         ),
     )
 
@@ -131,6 +134,8 @@ class Source(Struct):
     """The memory tool Zep."""
     letta: LettaSource | None = None
     """The memory tool Letta."""
+    api: ApiSource | None = None
+    """The memory API; no input at all."""
     refresh: str | None = Field(None, min_length=9, max_length=64, pattern=CRON_PATTERN)
     """Cron schedule (five fields, UTC) on which the source is read again."""
 
@@ -292,90 +297,6 @@ class MemoryStoreSpec(Struct):
     """The encoding job."""
     suspend: bool = False
     """True stops new encoding jobs; what is encoded stays in use."""
-
-
-class StoreFacts(Struct):
-    """Counts of the last complete encoding."""
-
-    users: int = Field(0, ge=0)
-    """Users in the store."""
-    total: int = Field(0, ge=0)
-    """Facts in the source."""
-    encoded: int = Field(0, ge=0)
-    """Facts with KV for the current fingerprint."""
-    summary: str = Field("", max_length=64)
-    """``encoded/total``."""
-
-
-class JobStatus(Struct):
-    """The current or last encoding job."""
-
-    name: str = Field("", max_length=253)
-    """Name of the Job."""
-    input: str = Field("", max_length=64)
-    """Digest of everything that the job was started for."""
-    attempt: int = Field(0, ge=0)
-    """Number of the start for this input, from 0."""
-    finished_at: str | None = Field(None, max_length=32, json_schema_extra={"format": "date-time"})
-    """When it ended; absent while it runs."""
-    exit_code: int = 0
-    """Exit code of the first pod that failed, -1 when it was lost without one."""
-    last_error: str = Field("", max_length=4096)
-    """Last line of the failed pod."""
-
-
-class ModelShape(Struct):
-    """Shape of the model's KV, as the encoder reported it."""
-
-    num_layers: int = Field(0, ge=0)
-    """Attention layers."""
-    num_attention_heads: int = Field(0, ge=0)
-    """Query heads over all ranks."""
-    num_kv_heads: int = Field(0, ge=0)
-    """KV heads over all ranks."""
-    head_dim: int = Field(0, ge=0)
-    """Size of one head."""
-    kv_dtype: str = Field("", max_length=32)
-    """Dtype of stored KV."""
-    weight_bytes: int = Field(0, ge=0)
-    """Bytes of the weights' files."""
-
-
-class MemoryStoreStatus(Struct):
-    """Observed state."""
-
-    observed_generation: int = Field(0, ge=0)
-    """Generation of the spec that this status belongs to."""
-    conditions: ConditionList
-    """``SourceReady``, ``StorageBound``, ``Encoded``, the summary ``Ready``, and ``Degraded``,
-    which is no part of it: servers found its injected answers too far from text."""
-    facts: StoreFacts = Field(default_factory=StoreFacts)
-    """Counts."""
-    fingerprint: str = Field("", max_length=128)
-    """Fingerprint of the encoding in use."""
-    encoded_input: str = Field("", max_length=64)
-    """Digest of what ``fingerprint`` was encoded from: spec fields, image and source version."""
-    encoded_model: str = Field("", max_length=1024)
-    """Model that ``fingerprint`` belongs to: ``id@revision:dtype``."""
-    store_bytes: int = Field(0, ge=0)
-    """Bytes of the store."""
-    tier: str = Field("", max_length=16)
-    """Fastest tier that servers keep it in: ``gpu``, ``dram``, else ``disk``, or ``object`` for
-    S3."""
-    location: str = Field("", max_length=1024)
-    """Claim or URL of the store."""
-    last_sync_time: str | None = Field(
-        None, max_length=32, json_schema_extra={"format": "date-time"}
-    )
-    """When the source was last read completely."""
-    next_sync_time: str | None = Field(
-        None, max_length=32, json_schema_extra={"format": "date-time"}
-    )
-    """When the schedule reads it next."""
-    job: JobStatus = Field(default_factory=JobStatus)
-    """The encoding job."""
-    model_shape: ModelShape = Field(default_factory=ModelShape)
-    """Shape of the model's KV."""
 
 
 class MemoryStore(Resource):

@@ -18,10 +18,10 @@ from inferscale_operator.api.base import (
     StoreName,
 )
 from inferscale_operator.api.canary import Canary, StoreCanaryStatus
-from inferscale_operator.api.memorystore import StoreFacts
 from inferscale_operator.api.observability import Observability
 from inferscale_operator.api.routing import Routing
 from inferscale_operator.api.rules import Resource, Rule, Struct
+from inferscale_operator.api.store_status import StoreFacts
 from inferscale_operator.api.tiers import BudgetStatus, PlacementStatus, Tiers
 from inferscale_runtime.budget import exact_quantity
 
@@ -224,6 +224,15 @@ class ServedGeneration(Struct):
     """Ready pods."""
 
 
+class StorePending(Struct):
+    """Facts of one store that wait for their KV."""
+
+    name: ObjectName
+    """Name of the MemoryStore."""
+    facts: int = Field(0, ge=0)
+    """How many."""
+
+
 class PersonalizedModelStatus(Struct):
     """Observed state."""
 
@@ -245,6 +254,8 @@ class PersonalizedModelStatus(Struct):
     """The generation that is coming up beside it."""
     facts: StoreFacts = Field(default_factory=StoreFacts)
     """Counts over all stores."""
+    pending_facts: list[StorePending] = Field(default_factory=list, max_length=16)
+    """Facts that wait for their KV, for stores that are written through the memory API."""
     endpoint: str = Field("", max_length=1024)
     """Address of the server inside the cluster."""
     tier: str = Field("", max_length=64)

@@ -91,3 +91,15 @@ class LettaSource(_ToolSource):
         Field(default_factory=lambda: ["human"], max_length=32)
     )
     """Labels of the memory blocks that are read, beside all archival passages."""
+
+
+class ApiSource(Struct):
+    """No input: facts are written through the memory API of the servers, which may write the store.
+
+    A new fact goes as text until a job has encoded it.
+    """
+
+    pending_seconds: int = Field(300, ge=10, le=86_400)
+    """How long facts wait for their KV before a job is started for them."""
+    pending_facts: int = Field(256, ge=1, le=1_000_000)
+    """So many waiting facts start a job at once."""

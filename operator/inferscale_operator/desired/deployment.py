@@ -248,7 +248,9 @@ def _mounts(
         if claim is not None:
             path = f"{paths.SERVER_STORES}/{store.name}"
             one_node = on_one_node(store.spec)
-            mounts.add_claim(f"store-{store.name}", path, claim, read_only=True, one_node=one_node)
+            # Facts that come through the memory API are written by the server.
+            fixed = store.spec.source.api is None
+            mounts.add_claim(f"store-{store.name}", path, claim, read_only=fixed, one_node=one_node)
     pod.add_model_cache(mounts, spec.model, model_claim(owner, COMPONENT))
     for store in remote_embedders(stores)[:1]:
         ref = store.spec.encoding.embedder_api_key_secret_ref

@@ -161,7 +161,10 @@ def _encode_arguments(name: str, spec: MemoryStoreSpec) -> list[str]:
     if spec.model.max_model_len is not None:
         arguments += ["--max-model-len", str(spec.model.max_model_len)]
     arguments += ["--store", pod.literal(store_url(name, spec, paths.STORE))]
-    arguments += tool_arguments(spec.source) or ["--input", pod.literal(_input(spec.source))]
+    if spec.source.api is not None:
+        arguments += ["--pending"]
+    else:
+        arguments += tool_arguments(spec.source) or ["--input", pod.literal(_input(spec.source))]
     if spec.source.http is not None and spec.source.http.authorization_secret_ref is not None:
         arguments += ["--input-authorization-file", paths.AUTHORIZATION_FILE]
     arguments += ["--shard", f"$({paths.INDEX_VARIABLE})/{spec.job.parallelism}"]

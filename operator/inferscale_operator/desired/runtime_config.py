@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from inferscale_operator.api.auth import Auth
-from inferscale_operator.api.memorystore import MemoryStoreSpec
+from inferscale_operator.api.memorystore import MemoryStoreSpec, Quota
 from inferscale_operator.api.personalizedmodel import PersonalizedModelSpec
 from inferscale_operator.desired.kinds import Manifest
 from inferscale_operator.desired.paths import (
@@ -51,7 +51,6 @@ def encode_config(name: str, spec: MemoryStoreSpec) -> Manifest:
         ConfigError: When a size is too small; names field, value and mend.
     """
     key = spec.encoding.embedder_api_key_secret_ref
-    quota = spec.quota
     return _dump(
         RuntimeConfig(
             store=store_url(name, spec, STORE),
@@ -62,12 +61,7 @@ def encode_config(name: str, spec: MemoryStoreSpec) -> Manifest:
                 **_kv_dtype([spec.encoding.kv_dtype]),
             ),
             retrieval=RetrievalConfig(embedder_api_key_file=EMBEDDER_KEY_FILE if key else ""),
-            quota=QuotaConfig(
-                max_facts_per_user=quota.max_facts_per_user,
-                max_store_bytes=_bytes("spec.quota.maxBytes", quota.max_bytes, 1)
-                if quota.max_bytes
-                else None,
-            ),
+            quota=_quota(spec.quota),
             retention=RetentionConfig(max_age_days=spec.retention.max_age_days),
         )
     )
@@ -104,6 +98,8 @@ def serve_config(
                     name=store.name,
                     url=store_url(store.name, store.spec, f"{SERVER_STORES}/{store.name}"),
                     expected_fingerprint=store.fingerprint or None,
+                    # Any other source has its claim mounted read-only.
+                    **({} if store.spec.source.api is not None else {"writable": False}),
                 )
                 for store in stores
             ),
@@ -131,7 +127,25 @@ def serve_config(
                 **({"gpu_bytes": gpu_arena_bytes} if gpu_arena_bytes else {}),
             ),
             **_auth(spec.auth),
+            **_written_quota(stores),
         )
+    )
+
+
+def _written_quota(stores: Sequence[StoreView]) -> dict[str, QuotaConfig]:
+    """Quota of the memory API: that of the first store that it writes."""
+    written = [store.spec.quota for store in stores if store.spec.source.api is not None]
+    if not written or not (written[0].max_facts_per_user or written[0].max_bytes):
+        return {}
+    return {"quota": _quota(written[0])}
+
+
+def _quota(quota: Quota) -> QuotaConfig:
+    return QuotaConfig(
+        max_facts_per_user=quota.max_facts_per_user,
+        max_store_bytes=_bytes("spec.quota.maxBytes", quota.max_bytes, 1)
+        if quota.max_bytes
+        else None,
     )
 
 

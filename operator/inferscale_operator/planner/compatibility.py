@@ -11,8 +11,8 @@ from inferscale_operator.api.personalizedmodel import PersonalizedModelSpec
 from inferscale_operator.desired.kinds import MEMORY_STORE, Manifest
 from inferscale_operator.desired.stores import StoreView, embedder_conflict, s3_conflict
 from inferscale_operator.planner.conditions import Draft
-from inferscale_operator.planner.encoding import model_key
 from inferscale_operator.planner.plan import Observed
+from inferscale_operator.planner.run_input import model_key
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
 
-from inferscale_operator.api.base import Model
 from inferscale_operator.api.memorystore import MemoryStoreSpec
 from inferscale_operator.desired.encoder import build_encode_run
 from inferscale_operator.desired.kinds import CONFIG_MAP, JOB, Manifest
@@ -27,15 +25,14 @@ from inferscale_operator.planner.jobs import (
     is_finished,
     job_ref,
 )
+from inferscale_operator.planner.pending import decide_pending, record_pending
 from inferscale_operator.planner.plan import Defaults, EventRecord, Observed, Ref
 from inferscale_operator.planner.pods import BAD_INPUT_EXIT, ended, first_trouble, last_line, report
 from inferscale_operator.planner.requirements import encoder_requirements, first_missing
-from inferscale_operator.planner.schedule import last_due
+from inferscale_operator.planner.run_input import HALF, encoded_part, model_key, source_part
 
 POLL_SECONDS = 10.0
 """How often a job under way is looked at without an event: its pods' progress and troubles."""
-HALF = 12
-"""Characters of each half of an input."""
 FIRST_RETRY_SECONDS = 10
 LONGEST_RETRY_SECONDS = 1800
 
@@ -61,41 +58,6 @@ class Run:
     status: Manifest = field(default_factory=dict)
     events: tuple[EventRecord, ...] = ()
     requeue_seconds: float | None = None
-
-
-def model_key(model: Model) -> str:
-    """What an encoding belongs to, as written in ``status.encodedModel``."""
-    return f"{model.id}@{model.revision or ''}:{model.dtype}"
-
-
-def encoded_part(spec: MemoryStoreSpec, defaults: Defaults) -> str:
-    """Digest of what the encoding depends on; the image holds the engine and the encoder."""
-    fields = spec.model_dump(
-        mode="json",
-        by_alias=True,
-        exclude={"storage", "placement", "job", "suspend", "retention"},
-    )
-    fields["maxAgeDays"] = spec.retention.max_age_days
-    fields["image"] = spec.job.image or defaults.runtime_image
-    fields["model"].pop("cache")
-    return digest(fields, HALF)
-
-
-def source_part(spec: MemoryStoreSpec, observed: Observed) -> str:
-    """Digest of the version of the source: a ConfigMap's content, or the last due time."""
-    source = spec.source
-    version: Any = None
-    if source.config_map is not None:
-        live = observed.references.get((CONFIG_MAP.kind, source.config_map.name), {})
-        data = live.get("data", {})
-        version = {
-            key: value
-            for key, value in data.items()
-            if (key == source.config_map.key if source.config_map.key else key.endswith(".jsonl"))
-        }
-    elif source.refresh is not None:
-        version = timestamp(last_due(source.refresh, observed.now))
-    return digest(version, HALF)
 
 
 def decide_run(
@@ -137,7 +99,7 @@ class _Decision:
         usable = done[:HALF] == encoded
         if blocked is not None:
             return self._waiting(blocked.reason, blocked.message, usable, warning=blocked.warning)
-        source = source_part(self.spec, self.observed)
+        source = source_part(self.spec, self.observed, self.status)
         if done == encoded + source:
             return self._complete()
         job_part = digest([encoded, self.spec.job.model_dump(mode="json")], HALF)
@@ -168,10 +130,13 @@ class _Decision:
         message = f"{facts.get('encoded', 0)} of {facts.get('total', 0)} facts are encoded"
         newest = self.status.get("job", {}).get("name")
         old = [job for job in self.jobs if job["metadata"]["name"] != newest]
+        waiting = decide_pending(self.resource, self.spec, self.observed)
         return Run(
             Draft("Encoded", True, "EncodingComplete", message),
             usable=True,
             delete=tuple(job_ref(job) for job in old if not is_deleting(job)) + self._old_configs(),
+            status=waiting.status,
+            requeue_seconds=waiting.requeue_seconds,
         )
 
     def _waiting(self, reason: str, message: str, usable: bool, *, warning: bool = False) -> Run:
@@ -309,6 +274,9 @@ class _Decision:
                 "lastError": "",
             },
         }
+        status |= record_pending(
+            self.spec, self.status, sum(_int(item.get("too_long")) for item in reports)
+        )
         shape = reports[0].get("model")
         if isinstance(shape, dict):
             status["modelShape"] = {

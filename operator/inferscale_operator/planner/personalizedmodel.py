@@ -53,6 +53,7 @@ from inferscale_operator.planner.conditions import (
 from inferscale_operator.planner.drift import differs
 from inferscale_operator.planner.gpu_budget import decide_gpu
 from inferscale_operator.planner.invalid import plan_invalid
+from inferscale_operator.planner.pending import model_pending
 from inferscale_operator.planner.plan import Defaults, Observed, Plan, Ref, earliest
 from inferscale_operator.planner.pods import first_trouble
 from inferscale_operator.planner.requirements import first_missing, server_requirements
@@ -353,6 +354,9 @@ class _Decision:
             status["next"] = summary(rollout.coming, coming)
         if autoscaling is not None:
             status["autoscaling"] = autoscaling
+        pending = model_pending(self.spec, self.observed, old.get("pendingFacts") or [])
+        if pending:
+            status["pendingFacts"] = pending
         if placement is not None:
             status["placement"] = placement
         if self.gpu.status is not None:

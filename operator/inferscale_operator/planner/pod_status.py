@@ -21,11 +21,13 @@ class PodStatus:
         figures: Of its arenas and GPUs.
         heat: Segments asked for per second, by store.
         used_bytes: DRAM by store.
+        pending: Facts that wait for their KV, by store.
     """
 
     figures: PodFigures
     heat: Mapping[str, float] = field(default_factory=dict)
     used_bytes: Mapping[str, int] = field(default_factory=dict)
+    pending: Mapping[str, int] = field(default_factory=dict)
 
 
 def read_pod_status(pod: str, document: Mapping[str, Any], fetched_seconds_ago: float) -> PodStatus:
@@ -61,7 +63,18 @@ def read_pod_status(pod: str, document: Mapping[str, Any], fetched_seconds_ago: 
         figures,
         {name: float(_number(values.get("heat")) or 0) for name, values in stores.items()},
         {name: _whole(values.get("used_bytes")) or 0 for name, values in stores.items()},
+        _pending(document.get("stores")),
     )
+
+
+def _pending(stores: Any) -> dict[str, int]:
+    known: dict[str, int] = {}
+    for entry in stores if isinstance(stores, list) else []:
+        name = entry.get("name") if isinstance(entry, Mapping) else None
+        count = _whole(entry.get("pending")) if isinstance(name, str) else None
+        if count is not None:
+            known[str(name)] = count
+    return known
 
 
 def total_heat(pods: Iterable[PodStatus]) -> dict[str, float]:

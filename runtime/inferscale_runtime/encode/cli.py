@@ -97,6 +97,12 @@ def register(subparsers: Any) -> None:
         "new or changed facts are read; a killed job goes on where it was.",
     )
     encode.add_argument(
+        "--pending",
+        action="store_true",
+        help="no input: read the facts of the store that have no KV for this model yet, as those "
+        "written through the memory API",
+    )
+    encode.add_argument(
         "--input",
         default=[],
         action="append",
@@ -226,11 +232,14 @@ def _encode(
     status: EncodeStatus,
     stop: StopSignal,
 ) -> EncodeReport:
-    from inferscale_runtime.encode.limits import drop_expired
+    from inferscale_runtime.encode.limits import Retained, drop_expired
 
-    status.enter("reading_input")
-    users, source = _read(arguments, config, shard)
-    retained = drop_expired(users, config.retention.max_age_days, datetime.now(UTC))
+    retained, source = Retained({}), ""
+    _check_inputs(arguments)
+    if not arguments.pending:
+        status.enter("reading_input")
+        users, source = _read(arguments, config, shard)
+        retained = drop_expired(users, config.retention.max_age_days, datetime.now(UTC))
     template = Path(arguments.chat_template).read_text() if arguments.chat_template else None
     status.enter("loading")
     # vLLM's own deprecation warnings are not the user's business; errors still show.
@@ -251,6 +260,9 @@ def _encode(
     )
     job = EncodeJob(config, options, status, stop)
     job.report.expired = retained.expired
+    if arguments.pending:
+        job.run_pending(shard)
+        return job.report
     job.run(retained.users, source, shard)
     if retained.expired:
         print(
@@ -258,6 +270,11 @@ def _encode(
             f"{retained.undated} have no ISO 8601 time and were kept"
         )
     return job.report
+
+
+def _check_inputs(arguments: argparse.Namespace) -> None:
+    if sum(map(bool, (arguments.input, arguments.source, arguments.pending))) != 1:
+        raise ConfigError("give exactly one of --input, --source TOOL[:PLACE] and --pending")
 
 
 def _read(
@@ -269,8 +286,6 @@ def _read(
     from inferscale_runtime.encode.sources import shown
 
     max_bytes = config.encoding.max_input_bytes
-    if bool(arguments.input) == bool(arguments.source):
-        raise ConfigError("give either --input or --source TOOL[:PLACE]")
     if not arguments.source:
         users = read_inputs(
             arguments.input,

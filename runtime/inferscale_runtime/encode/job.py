@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
 from inferscale_runtime.config import RuntimeConfig
-from inferscale_runtime.encode.changes import EncodePlan, merge_memory, plan_encoding
+from inferscale_runtime.encode.changes import EncodePlan, plan_encoding
+from inferscale_runtime.encode.committer import FactsCommitter
 from inferscale_runtime.encode.engine import EncodeEngine, EncodeRequest
 from inferscale_runtime.encode.input import UserInput
 from inferscale_runtime.encode.limits import StoreBudget, refuse_many_facts
@@ -33,13 +33,15 @@ from inferscale_runtime.errors import InputError
 from inferscale_runtime.fingerprint import Fingerprint, model_digest
 from inferscale_runtime.packing.rows import channel_exponents, pack
 from inferscale_runtime.prompt.template import Template
-from inferscale_runtime.retrieval.embedder import Embedder, load_embedder
+from inferscale_runtime.store.living import add_segments
 from inferscale_runtime.store.records import UserMemory
 from inferscale_runtime.store.store import NewSegment, Store
 from inferscale_runtime.store.tensors import StoredKV
 
 logger = logging.getLogger("inferscale.encode")
 
+_AGAIN = 3
+"""Repetitions for facts that were changed while they were read (arbitrary)."""
 COMMIT_FACTS = 64
 """Segments a commit; a kill loses at most the work on so many facts (arbitrary)."""
 
@@ -76,6 +78,7 @@ class EncodeReport:
         facts: Their facts.
         encoded: Facts read in this run.
         removed: Facts that these users had before and have no longer.
+        too_long: Facts that are longer than the model allows; they are served as text.
         expired: Facts of the input that retention left out.
         tokens: Tokens read in this run, context included.
         computed_tokens: Those of them that the prefix cache did not have, with the preamble's.
@@ -91,6 +94,7 @@ class EncodeReport:
     facts: int = 0
     encoded: int = 0
     removed: int = 0
+    too_long: int = 0
     expired: int = 0
     tokens: int = 0
     computed_tokens: int = 0
@@ -143,8 +147,14 @@ class EncodeJob:
             config.encoding.kv_dtype,
         )
         self._exponents: torch.Tensor | None = None
-        self._embedder: Embedder | None = None
+        self._stale = 0
         self._budget = StoreBudget(config.quota.max_store_bytes, self._store.total_bytes)
+        self._committer = FactsCommitter(
+            self._store,
+            self._budget,
+            config.encoding.embedder,
+            config.retrieval.embedder_api_key_file or None,
+        )
         shape = model_figures(vllm_config, self._folder)
         self.report = EncodeReport(self.fingerprint.digest, model=shape)
 
@@ -175,21 +185,60 @@ class EncodeJob:
         work: list[tuple[UserMemory, list[EncodePlan]]] = []
         for given in mine.values():
             with self._stop.deferred():
-                memory = self._commit_facts(given)
-            plans, _ = plan_encoding(
-                memory,
-                self._template,
-                self._preamble.token_ids,
-                self._policy,
-                digest,
-                self._max_tokens,
-            )
-            if plans:
+                memory = self._committer.commit(given)
+            if plans := self._plan(memory):
                 work.append((memory, plans))
-        needs_preamble = self._store.read_preamble(digest) is None
+        report.removed = self._committer.removed
+        self._finish(work, shard)
+
+    def run_pending(self, shard: tuple[int, int]) -> None:
+        """Encodes the facts that are in the store and have no KV for this model.
+
+        Args:
+            shard: ``(index, count)``.
+
+        Raises:
+            ConfigError: When a quota is passed.
+            Terminated: When SIGTERM came; what was read is committed.
+        """
+        digest = self.fingerprint.digest
+        report = self.report
+        report.shard = f"{shard[0]}/{shard[1]}"
+        self._status.enter("committing_facts", fingerprint=digest)
+        work: list[tuple[UserMemory, list[EncodePlan]]] = []
+        for stats in self._store.user_stats():
+            self._stop.check()
+            if not in_shard(stats.user, *shard):
+                continue
+            report.users += 1
+            report.facts += stats.facts
+            if stats.pending(digest):
+                with self._stop.deferred():
+                    memory = self._committer.with_embeddings(stats.user)
+                if memory is not None and (plans := self._plan(memory)):
+                    work.append((memory, plans))
+        self._status.enter("committing_facts", users=report.users, facts=report.facts)
+        self._finish(work, shard)
+
+    def _plan(self, memory: UserMemory) -> list[EncodePlan]:
+        plans, too_long = plan_encoding(
+            memory,
+            self._template,
+            self._preamble.token_ids,
+            self._policy,
+            self.fingerprint.digest,
+            self._max_tokens,
+        )
+        self.report.too_long += len(too_long)
+        return plans
+
+    def _finish(
+        self, work: list[tuple[UserMemory, list[EncodePlan]]], shard: tuple[int, int]
+    ) -> None:
+        needs_preamble = self._store.read_preamble(self.fingerprint.digest) is None
         if work or needs_preamble:
             self._encode(work, needs_preamble)
-        report.store_bytes = self._store.total_bytes(*shard)
+        self.report.store_bytes = self._store.total_bytes(*shard)
         self._status.enter("done")
 
     def _refuse_long_facts(self, users: list[UserInput], source: str) -> None:
@@ -205,39 +254,6 @@ class EncodeJob:
                         f"fact '{fact.id}' is longer than the model's {self._max_tokens} tokens",
                         "Split the fact or use a model with a longer context",
                     )
-
-    def _commit_facts(self, given: UserInput) -> UserMemory:
-        old = self._store.read_user(given.user)
-        name = self._config.encoding.embedder
-        memory, todo = merge_memory(given.user, old, given.facts, given.turns, name, given.origins)
-        if old is None and not given.facts and not given.turns:
-            return memory  # a user without memory is no user of the store
-        if old is not None:
-            self.report.removed += len({f.id for f in old.facts} - {f.id for f in memory.facts})
-        if todo:
-            rows = self._embed([memory.facts[n].text for n in todo])
-            embeddings = memory.embeddings
-            if embeddings.shape[1] != rows.shape[1]:
-                embeddings = np.zeros((len(memory.facts), rows.shape[1]), np.float32)
-            embeddings[todo] = rows
-            memory = replace(memory, embeddings=embeddings)
-        same = old is not None and (old.facts, old.turns, old.encodings, old.tombstones) == (
-            memory.facts, memory.turns, memory.encodings, memory.tombstones
-        )  # fmt: skip
-        if same and not todo:
-            return memory
-        texts = (*(f.text for f in given.facts), *(t.text for t in given.turns)) if todo else ()
-        self._budget.spend(given.user, sum(len(text.encode()) for text in texts))
-        return self._store.commit_user(memory, {})
-
-    def _embed(self, texts: list[str]) -> np.ndarray[Any, Any]:
-        """Loads the embedder with the first fact that needs it: a run without news needs none."""
-        if self._embedder is None:
-            self._embedder = load_embedder(
-                self._config.encoding.embedder,
-                api_key_file=self._config.retrieval.embedder_api_key_file or None,
-            )
-        return self._embedder.embed(texts)
 
     def _encode(
         self, work: list[tuple[UserMemory, list[EncodePlan]]], needs_preamble: bool
@@ -260,6 +276,7 @@ class EncodeJob:
                 for memory, plans in work:
                     self._stop.check()
                     self._encode_user(engine, memory, plans, progress)
+                    self._encode_changed(engine, memory, progress)
         finally:
             progress.stop()
             self.report.computed_tokens = engine.computed_tokens
@@ -290,6 +307,20 @@ class EncodeJob:
             self._exponents = channel_exponents(found[2])
         return pack(kv, kind, self._exponents)
 
+    def _encode_changed(
+        self, engine: EncodeEngine, memory: UserMemory, progress: ProgressLines
+    ) -> None:
+        """Reads again what the memory API changed or deleted while it was read."""
+        for _ in range(_AGAIN):
+            if not self._stale:
+                return
+            self._stale = 0
+            now = self._store.read_user(memory.user)
+            plans = self._plan(now) if now is not None else []
+            if now is not None and plans:
+                self._encode_user(engine, now, plans, progress)
+        self._stale = 0  # The next run takes what is left.
+
     def _encode_user(
         self,
         engine: EncodeEngine,
@@ -300,17 +331,16 @@ class EncodeJob:
         digest = self.fingerprint.digest
         by_name = {f"fact{n}": plan for n, plan in enumerate(plans)}
         ready: list[NewSegment] = []
-        current = memory
 
         def requests() -> Iterator[EncodeRequest]:
             for name, plan in by_name.items():
                 yield EncodeRequest(name, plan.prompt_ids, len(plan.token_ids))
 
         def commit() -> None:
-            nonlocal current
             if ready:
                 self._budget.spend(memory.user, sum(segment.kv.nbytes for segment in ready))
-                current = self._store.commit_user(current, {digest: list(ready)})
+                _, stale = add_segments(self._store, memory, {digest: list(ready)})
+                self._stale += stale
                 ready.clear()
 
         def done(request: EncodeRequest, kv: torch.Tensor) -> None:

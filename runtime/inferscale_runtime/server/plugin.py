@@ -33,7 +33,7 @@ from inferscale_runtime.server.memory_api.idempotency import Idempotency
 from inferscale_runtime.server.memory_api.operations import MemoryOperations
 from inferscale_runtime.server.memory_api.routes import attach_memory_api
 from inferscale_runtime.server.page.routes import attach_page
-from inferscale_runtime.server.readiness import Readiness
+from inferscale_runtime.server.readiness import Readiness, keep_swept
 from inferscale_runtime.server.service import MemoryService
 from inferscale_runtime.server.status import StatusPage, public_part
 from inferscale_runtime.server.stores import Embedders, ServedStore
@@ -115,6 +115,7 @@ class MemoryEndpointPlugin:
         state.inferscale_canary = canary
         state.inferscale_status = StatusPage(service, readiness, canary=canary)
         state.inferscale_keep = asyncio.create_task(readiness.keep())
+        state.inferscale_sweep = asyncio.create_task(keep_swept(service))
 
 
 def _make_arena(config: RuntimeConfig, vllm_config: Any) -> Arena:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,6 +22,22 @@ logger = logging.getLogger("vllm.inferscale.readiness")
 
 REFRESH_SECONDS = 10.0
 """How often a server looks again for what it could not use so far (arbitrary)."""
+
+
+SWEEP_SECONDS = 10.0
+"""How often a server looks for users that were changed or erased and that nobody asks for."""
+SWEEP_SHARE = 0.2
+"""Most of the time that this may take: on object storage each user costs a request (arbitrary)."""
+
+
+async def keep_swept(service: MemoryService) -> None:
+    """Forgets in memory what the stores have no longer, as long as the server runs."""
+    while True:
+        started = time.monotonic()
+        for served in service.stores.values():
+            await asyncio.to_thread(served.sweep)
+        took = time.monotonic() - started
+        await asyncio.sleep(max(SWEEP_SECONDS, took / SWEEP_SHARE - took))
 
 
 def blocking_reason(stores: Iterable[ServedStore]) -> str | None:

@@ -87,6 +87,8 @@ class Staging:
                 metrics.UNUSABLE_SEGMENTS.labels("full").inc()
             else:
                 staged, size = staged + 1, size + kv.nbytes
+                if segment.key in view.retired:
+                    self._arena.discard([segment.key])  # It went while it was read.
         seconds = time.perf_counter() - started
         metrics.STAGING_SECONDS.observe(seconds)
         self._arena.stats.staged(self._name, staged, size, seconds)

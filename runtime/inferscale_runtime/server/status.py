@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from inferscale_runtime import __version__
 from inferscale_runtime.server.canary import Canary
@@ -20,6 +20,14 @@ COUNT_SHARE = 0.05
 and costs a request for each user (arbitrary)."""
 WAIT_SECONDS = 1.0
 """How long an answer waits for a count; an older one, or none, is shown then (arbitrary)."""
+
+
+class _Count(NamedTuple):
+    """Users, facts, and facts without KV for this server's model; None is not known."""
+
+    users: int | None
+    facts: int | None
+    pending: int | None
 
 
 class StatusPage:
@@ -44,7 +52,7 @@ class StatusPage:
         self._readiness = readiness
         self._clock = clock
         self._next_count = clock()
-        self._counts: dict[str, tuple[int, int] | None] = {}
+        self._counts: dict[str, _Count | None] = {}
         self._counting: asyncio.Task[None] | None = None
 
     async def body(self) -> dict[str, Any]:
@@ -66,14 +74,15 @@ class StatusPage:
 
     def _store(self, served: ServedStore) -> dict[str, Any]:
         current = served.current
-        users, facts = self._counts.get(served.entry.name) or (None, None)
+        count = self._counts.get(served.entry.name) or _Count(None, None, None)
         return {
             "name": served.entry.name,
             "fingerprint": (current.identity.fingerprint if current else None) or None,
             "expected_fingerprint": served.entry.expected_fingerprint,
             "reason": served.reason,
-            "users": users,
-            "facts": facts,
+            "users": count.users,
+            "facts": count.facts,
+            "pending": count.pending,
             "embedder": (current.embedder if current else None) or None,
             "embedder_problem": served.embedder_problem,
             **({"canary": self._canary.status(served.entry.name)} if self._canary else {}),
@@ -83,7 +92,7 @@ class StatusPage:
         started = self._clock()
         stores = self._service.stores.items()
         self._counts = await asyncio.to_thread(
-            lambda: {name: _users_and_facts(served) for name, served in stores}
+            lambda: {name: _count(served) for name, served in stores}
         )
         now = self._clock()
         self._next_count = now + max(COUNT_SECONDS, (now - started) / COUNT_SHARE)
@@ -100,15 +109,18 @@ def public_part(body: dict[str, Any]) -> dict[str, Any]:
     return {**body, "stores": stores}
 
 
-def _users_and_facts(served: ServedStore) -> tuple[int, int] | None:
-    if served.current is None:
+def _count(served: ServedStore) -> _Count | None:
+    current = served.current
+    if current is None:
         return None
-    users = facts = 0
+    fingerprint = served.entry.expected_fingerprint or current.identity.fingerprint
+    users = facts = pending = 0
     try:
-        for stats in served.current.store.user_stats():
+        for stats in current.store.user_stats():
             users += 1
             facts += stats.facts
+            pending += stats.pending(fingerprint)
     except Exception:
         # The storage may be away; its errors are of many unrelated types.
         return None
-    return users, facts
+    return _Count(users, facts, pending)

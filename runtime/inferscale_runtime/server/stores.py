@@ -148,6 +148,17 @@ class ServedStore:
             logger.warning("store '%s' does not answer: %s", self.entry.name, _brief(error))
             raise StoreError(f"store '{self.entry.name}' does not answer") from error
 
+    def sweep(self) -> None:
+        """Forgets what users have no longer; blocks. A store that does not answer waits."""
+        if self.current is None or self.away:
+            return
+        try:
+            self.current.users.sweep()
+        except Exception as error:
+            # Each storage has errors of its own.
+            logger.warning("store '%s' could not be looked through: %s", self.entry.name,
+                           _brief(error))  # fmt: skip
+
     def refresh(
         self, find: FindIdentity, embedder_name: EmbedderName, embedders: Embedders
     ) -> None:
@@ -161,7 +172,7 @@ class ServedStore:
             identity = self.current.identity if self.current and not self.reason else None
             if self.current is None:
                 store = self._open_store(self.entry.url)
-                users = UserCache(store, self.entry.name)
+                users = UserCache(store, self.entry.name, self._arena.discard)
                 staging = Staging(store, self.entry.name, self._arena, self._timeout)
             else:
                 store, users, staging = (

@@ -169,14 +169,20 @@ def compact(
                     moved[name, segment.row] = (ref.name, row)
                     row += segment.num_tokens
         used[ref.name] = ref
+    _move(encodings, moved)
+    return used
+
+
+def _move(encodings: Encodings, moved: Mapping[tuple[str, int], tuple[str, int] | None]) -> None:
+    """Gives segments their new file and row, and drops those that have none."""
     for table in encodings.values():
-        for fact_id, segment in list(table.items()):
-            place = moved.get((segment.file, segment.row), (segment.file, segment.row))
+        for fact_id, segment in list(table.items()) if moved else ():
+            was = (segment.file, segment.row)
+            place = moved.get(was, was)
             if place is None:
                 del table[fact_id]
-            else:
+            elif place != was:
                 table[fact_id] = replace(segment, file=place[0], row=place[1])
-    return used
 
 
 def _rewrite(

@@ -36,6 +36,10 @@ class UserStats:
     bytes: int
     segments: dict[str, int]
 
+    def pending(self, fingerprint: str) -> int:
+        """Facts that have no segment of a fingerprint."""
+        return self.facts - self.segments.get(fingerprint, 0)
+
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:

@@ -106,12 +106,15 @@ def _commit(
     erasing = bool(facts or turns) or (manifest is not None and current is None)
     kv = {ref.name: ref for ref in manifest.kv} if manifest else {}
     encodings = _kept(memory, new_segments, kv, facts, turns)
-    used = compact(files, folder, encodings, kv, strict=erasing)
+    if current is not None and not erasing and encodings == current.encodings:
+        used = kv  # The commit before has left no more dead rows than may be.
+    else:
+        used = compact(files, folder, encodings, kv, strict=erasing)
     order = {fact.id: i for i, fact in enumerate(memory.facts)}
     for fingerprint, segments in new_segments.items():
         if segments:
             refs, added = put_segments(files, folder, order, segments)
-            used.update(refs)
+            used = {**used, **refs}
             encodings.setdefault(fingerprint, {}).update(added)
     # Sorting makes the bytes independent of the order in which segments were handed in.
     encodings = {

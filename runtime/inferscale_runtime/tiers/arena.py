@@ -12,14 +12,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from inferscale_runtime.packing.rows import PackedKV
-from inferscale_runtime.tiers.eviction import EvictionPolicy, Resident, StoreLimits, Tier
+from inferscale_runtime.tiers.arena_use import ByteLimits, StoreUse
+from inferscale_runtime.tiers.eviction import EvictionPolicy, Resident, StoreLimits
 from inferscale_runtime.tiers.leases import Hold, Lease
 from inferscale_runtime.tiers.slab import LEASE_DONE, LEASE_FREE, LEASE_NEW, NUM_LEASES
 from inferscale_runtime.tiers.spans import FreeSpans
@@ -29,42 +29,6 @@ UNSEEN_LEASE_SECONDS = 300.0
 """A lease that the engine never saw is taken back after this time (arbitrary; a request reaches
 the engine within one step). The scheduler side checks the generation, so a late request goes as
 text."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoreUse:
-    """What one store has in the arena now.
-
-    Attributes:
-        used_bytes: Resident segments.
-        pinned_bytes: Of these, held by requests or for good.
-        segments: How many.
-        floor_bytes: Bytes that other stores cannot take.
-        ceiling_bytes: Most bytes, or None.
-        tier: ``gpu``, ``dram`` or ``disk``, as planned.
-    """
-
-    used_bytes: int
-    pinned_bytes: int
-    segments: int
-    floor_bytes: int
-    ceiling_bytes: int | None
-    tier: Tier
-
-
-@dataclass(frozen=True, slots=True)
-class ByteLimits:
-    """Limits of one store in bytes; see ``StoreLimits``.
-
-    Attributes:
-        floor_bytes: Rounded down to whole rows, as is the ceiling.
-        ceiling_bytes: None is no limit.
-        tier: Planned tier.
-    """
-
-    floor_bytes: int = 0
-    ceiling_bytes: int | None = None
-    tier: Tier = "dram"
 
 
 class Arena:
@@ -237,6 +201,7 @@ class Arena:
             if not pin or not wanted:
                 self._policy.unpin(entry)
             if not wanted:
+                self._wipe(entry)
                 self._drop(entry)
                 return False
             self._entries[key] = entry
@@ -276,7 +241,7 @@ class Arena:
         return entry
 
     def discard(self, keys: Sequence[str]) -> int:
-        """Forgets segments at once; the rows of those that requests hold are freed when they end.
+        """Forgets segments at once and wipes their rows; those that requests hold when they end.
 
         Returns:
             How many were resident.
@@ -285,11 +250,22 @@ class Arena:
             self._unwanted |= self._writing & {*keys}
             found = [self._entries.pop(key) for key in {*keys} if key in self._entries]
             for entry in found:
+                entry.erased = True
                 for _ in range(self._kept.pop(entry.key, 0)):
                     self._policy.unpin(entry)
-                if not entry.pins:
-                    self._drop(entry)
-            return len(found)
+            idle = [entry for entry in found if not entry.pins]
+            for entry in idle:  # Nobody may make room with rows that are being wiped.
+                self._policy.pin(entry)
+        for entry in idle:
+            self._wipe(entry)
+        with self._lock:
+            self._let_go(idle)
+        return len(found)
+
+    def _wipe(self, entry: Resident) -> None:
+        for start, rows in entry.runs:
+            self._slab[start : start + rows].zero_()
+        entry.erased = False
 
     @contextmanager
     def holding(self, keys: Sequence[str]) -> Iterator[None]:
@@ -380,6 +356,8 @@ class Arena:
         for entry in entries:
             self._policy.unpin(entry)
             if not entry.pins and self._entries.get(entry.key) is not entry:
+                if entry.erased:
+                    self._wipe(entry)
                 self._drop(entry)  # discarded meanwhile
 
     def _shed(self) -> None:

@@ -46,6 +46,7 @@ class Resident:
         rows: Its tokens.
         pins: How many leases and holds keep it.
         used: When it was last used, as a count.
+        erased: Its rows are to be wiped when they are freed.
     """
 
     key: str
@@ -54,6 +55,7 @@ class Resident:
     rows: int
     pins: int = 0
     used: int = 0
+    erased: bool = False
 
 
 @dataclass(slots=True)

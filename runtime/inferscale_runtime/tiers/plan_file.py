@@ -17,7 +17,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from inferscale_runtime.config import TierPlan
-from inferscale_runtime.tiers.arena import Arena, ByteLimits
+from inferscale_runtime.tiers.arena import Arena
+from inferscale_runtime.tiers.arena_use import ByteLimits
 
 logger = logging.getLogger("vllm.inferscale.tiers")
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from inferscale_runtime.nvml import NvmlSampler
-from inferscale_runtime.tiers.arena import Arena, StoreUse
+from inferscale_runtime.tiers.arena import Arena
+from inferscale_runtime.tiers.arena_use import StoreUse
 from inferscale_runtime.tiers.device_arena import DeviceFigures
 from inferscale_runtime.tiers.device_tier import read_device_figures
 from inferscale_runtime.tiers.plan_file import PlanFollower

@@ -242,6 +242,7 @@ def test_status_tells_store_by_store(world: Any, kit: Any) -> None:
                 "reason": None,
                 "users": 2,
                 "facts": 2,
+                "pending": 0,
                 "embedder": "toy",
                 "embedder_problem": None,
             },
@@ -252,6 +253,7 @@ def test_status_tells_store_by_store(world: Any, kit: Any) -> None:
                 "reason": "store_unreadable",
                 "users": None,
                 "facts": None,
+                "pending": None,
                 "embedder": None,
                 "embedder_problem": None,
             },
@@ -278,9 +280,9 @@ def test_a_count_that_takes_long_holds_no_answer_up(
         assert go_on.wait(30)
         counts.append(served.entry.name)
         now[0] += 60
-        return 1, 1
+        return status_module._Count(1, 1, 0)
 
-    monkeypatch.setattr(status_module, "_users_and_facts", count)
+    monkeypatch.setattr(status_module, "_count", count)
 
     async def main() -> list[Any]:
         seen = [(await page.body())["stores"][0]["users"] for _ in range(2)]

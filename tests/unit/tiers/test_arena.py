@@ -217,6 +217,17 @@ def test_a_preamble_that_is_discarded_leaves_no_rows(arena: Arena) -> None:
     assert arena.used_rows == 0
 
 
+def test_discarded_rows_are_wiped_at_once_or_when_their_requests_end(arena: Arena) -> None:
+    arena.put("a", rows(3))
+    arena.put("b", rows(3))
+    lease = arena.acquire(["a"])
+    assert lease is not None
+    arena.discard(["a", "b"])
+    assert int((arena._slab != 0).flatten(1).any(dim=1).sum()) == 3, "only what the request reads"
+    arena.end(lease, submitted=False)
+    assert not bool(arena._slab.any())
+
+
 class Gate(torch.Tensor):
     """A source whose copy waits until it is told to go on."""
 

@@ -10,7 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from inferscale_runtime.tiers.arena import Arena, ByteLimits
+from inferscale_runtime.tiers.arena import Arena
+from inferscale_runtime.tiers.arena_use import ByteLimits
 from inferscale_runtime.tiers.eviction import Resident
 from inferscale_runtime.tiers.leases import Lease, activate_lease, finish_lease
 from inferscale_runtime.tiers.slab import NUM_LEASES, SlabShape

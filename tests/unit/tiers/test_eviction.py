@@ -7,7 +7,8 @@ from collections import OrderedDict
 import numpy as np
 import torch
 
-from inferscale_runtime.tiers.arena import Arena, ByteLimits
+from inferscale_runtime.tiers.arena import Arena
+from inferscale_runtime.tiers.arena_use import ByteLimits
 from inferscale_runtime.tiers.eviction import EvictionPolicy, Resident, StoreLimits
 from inferscale_runtime.tiers.slab import NUM_LEASES
 

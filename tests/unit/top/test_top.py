@@ -17,7 +17,8 @@ import torch
 
 from inferscale_runtime.errors import ConfigError
 from inferscale_runtime.nvml import DeviceMemory, NvmlSample, NvmlSampler
-from inferscale_runtime.tiers.arena import Arena, ByteLimits
+from inferscale_runtime.tiers.arena import Arena
+from inferscale_runtime.tiers.arena_use import ByteLimits
 from inferscale_runtime.tiers.device_arena import DeviceFigures
 from inferscale_runtime.tiers.plan_file import PlanFollower
 from inferscale_runtime.tiers.report import TierReport

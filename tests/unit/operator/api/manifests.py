@@ -140,6 +140,17 @@ FULL = (
             "spec": {
                 "source": {
                     "configMap": DELETE,
+                    "api": {"pendingSeconds": 60, "pendingFacts": 10},
+                }
+            }
+        },
+    ),
+    merged(
+        _STORE,
+        {
+            "spec": {
+                "source": {
+                    "configMap": DELETE,
                     "s3": {**S3, "credentialsSecretRef": {"name": "s3"}},
                 },
                 "storage": {

@@ -74,12 +74,19 @@ def test_a_server_reads_what_the_model_says() -> None:
     )
     config = _read(serve_config(spec, [_view("a"), _view("b", "b")]))
     assert config.stores == (
-        StoreEntry(name="a", url="/stores/a", expected_fingerprint="a" * 64),
-        StoreEntry(name="b", url="/stores/b", expected_fingerprint="b" * 64),
+        StoreEntry(name="a", url="/stores/a", expected_fingerprint="a" * 64, writable=False),
+        StoreEntry(name="b", url="/stores/b", expected_fingerprint="b" * 64, writable=False),
     )
     assert (config.retrieval.top_k, config.retrieval.link_tail) == (3, 1)
     assert (config.retrieval.min_score, config.retrieval.order) == (0.5, "stored")
     assert (config.tiers.dram_bytes, config.tiers.stage_timeout_ms) == (2 << 30, 7)
+
+
+def test_a_server_writes_the_stores_that_have_no_other_source_and_keeps_their_quota() -> None:
+    written = _view("b", "b", source={"api": {}}, quota={"maxFactsPerUser": 7, "maxBytes": "1Gi"})
+    config = _read(serve_config(_model("a", "b"), [_view("a"), written]))
+    assert [entry.writable for entry in config.stores] == [False, True]
+    assert (config.quota.max_facts_per_user, config.quota.max_store_bytes) == (7, 1 << 30)
 
 
 def test_an_endpoint_and_its_key_come_from_the_store_that_has_them() -> None:
