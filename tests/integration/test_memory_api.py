@@ -222,7 +222,11 @@ def test_a_path_of_a_megabyte_is_refused(served: Served) -> None:
 
 
 def fuzz(client: httpx.Client, tmp_path: Path, *limits: str) -> None:
-    arguments = [str(Path(sys.executable).with_name("st")), "run", f"{client.base_url}openapi.json"]
+    arguments = [
+        str(Path(sys.executable).with_name("st")),
+        "run",
+        f"{client.base_url}/openapi.json",
+    ]
     arguments += ["--include-path-regex", "^/inferscale/v1/users", "--seed", "1"]
     arguments += ["-H", f"Authorization: Bearer {ALL}", "--request-timeout", "60"]
     # What the document promises holds for every answer; which of its inputs are refused beyond
