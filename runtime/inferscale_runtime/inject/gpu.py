@@ -214,6 +214,8 @@ def _cache_problem(layer: LayerTarget, first: torch.Tensor, dtype: torch.dtype) 
     kind = str(getattr(layer.module.impl, "kv_cache_dtype", "auto"))
     if cache.element_size() == 1 and kind not in ("fp8", "fp8_e4m3"):
         return f"is of the kind '{kind}'"
+    if cache.element_size() == 1 and getattr(layer.module, "calculate_kv_scales", False):
+        return "gets its scales later, from the first prompts"
     if cache.element_size() > 1 and cache.dtype != dtype:
         return f"is {cache.dtype}"
     return None

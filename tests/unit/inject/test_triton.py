@@ -289,6 +289,13 @@ def test_an_fp8_cache_of_another_kind_is_refused() -> None:
         check_triton_layout(layers, Rotary(64, 64, True, BF16), BF16)
 
 
+def test_scales_that_come_later_are_refused() -> None:
+    layers = targets(caches("LBNHC", 4, 16, 64, torch.uint8))
+    layers[0].module.calculate_kv_scales = True
+    with pytest.raises(WriterUnavailableError, match="scales later"):
+        check_triton_layout(layers, Rotary(64, 64, True, BF16), BF16)
+
+
 def test_unaligned_layers_are_refused() -> None:
     found = caches("LBNHC", 4, 16, 64, F32)
     memory = torch.empty(found[0].numel() + 4)
