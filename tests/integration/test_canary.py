@@ -80,12 +80,16 @@ def client(
     folder = tmp_path_factory.mktemp("server")
     entries = [{"name": name, "url": str(path)} for name, path in stores.items()]
     # Rechecked soon; a share of one scores every request.
-    canary = {"sample": 1.0, "recheck_seconds": 5, "tokens": 4}
+    canary = {"sample": 1.0, "start_samples": 3, "recheck_seconds": 5, "tokens": 4}
     config = {"stores": entries, "canary": canary, "retrieval": {"top_k": 6}}
     (folder / "config.json").write_text(json.dumps(config))
     flags = ["--config", str(folder / "config.json"), *SERVER_FLAGS]
     with serve(smollm2, "float32", folder / "server.log", *flags) as opened:
-        wait(lambda: all(c["samples"] for c in canaries(opened.client).values()))
+        try:
+            wait(lambda: all(c["samples"] for c in canaries(opened.client).values()))
+        except AssertionError:
+            lines = opened.log.read_text().splitlines()
+            raise AssertionError("\n".join(x for x in lines if "GET /" not in x)[-5000:]) from None
         yield opened.client
 
 
