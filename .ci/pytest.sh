@@ -6,4 +6,5 @@ set -eu
 
 python=$1
 shift
-exec "$python" -m pytest --numprocesses 2 --dist loadfile --durations 15 "$@"
+exec "$python" -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder \
+    --durations 15 "$@"

@@ -227,7 +227,7 @@ class CanaryConfig(_Section):
     """How long the server waits for that before it is ready; it goes on behind it."""
     tokens: int = Field(8, ge=1, le=256)
     """Tokens of the answer that are compared, in each prompt."""
-    kl_limit: float = Field(0.5, gt=0)
+    kl_limit: float = Field(0.2, gt=0)
     """Most nats of KL(text || injected), as a mean over the window; above it the store goes as
     text. What cannot be told from the 20 most likely tokens is left out, so the true figure may be
     higher."""

@@ -15,7 +15,7 @@ class Canary(Struct):
     start_samples: int = Field(3, ge=0, le=100)
     """Prompts of each store that a server scores before it is ready, and again when the store is
     degraded."""
-    kl_limit: float = Field(0.5, ge=0.001, le=100)
+    kl_limit: float = Field(0.2, ge=0.001, le=100)
     """Most nats of KL(text || injected), mean over the window. Above it the store goes as text."""
     top1_limit: float = Field(0.6, ge=0, le=1)
     """Least share of positions at which both expect the same token most."""

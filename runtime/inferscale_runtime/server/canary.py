@@ -174,7 +174,11 @@ class Canary:
                 self._take(opened, sample, trigger)
 
     def _own_prompts(self, opened: OpenStore) -> list[_Prompt]:
-        """Questions about the facts of the users that were written last; blocks."""
+        """Prompts about the facts of the users that were written last; blocks.
+
+        Each leaves the second half of a fact to the model: how it goes on stands in the memory
+        alone, so that wrong KV shows.
+        """
         wanted = self._config.start_samples
         users = [user for _, user in islice(opened.store.recent_users(), wanted)]
         found: list[_Prompt] = []
@@ -184,9 +188,14 @@ class Canary:
             usable = [f for f in view.memory.facts if f.id in view.segments] if view else []
             if usable:
                 fact = usable[int(self._draw() * len(usable)) % len(usable)]
-                messages: list[Message] = [{"role": "user", "content": fact.text}]
-                options = MemoryOptions(user=user)
-                found.append(_Prompt(options, messages, {"add_generation_prompt": True}))
+                words = fact.text.split()
+                opening = " ".join(words[: (len(words) + 1) // 2])
+                messages: list[Message] = [
+                    {"role": "user", "content": opening},
+                    {"role": "assistant", "content": opening},
+                ]
+                arguments = {"add_generation_prompt": False, "continue_final_message": True}
+                found.append(_Prompt(MemoryOptions(user=user), messages, arguments))
         return found
 
     def _take(self, opened: OpenStore, sample: Sample, trigger: str) -> None:
