@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from pathlib import Path
 
@@ -37,9 +36,9 @@ def smollm2() -> Path:
 @pytest.fixture
 def unused_port() -> int:
     """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    from tests.integration.ports import free_port
+
+    return free_port()
 
 
 @pytest.fixture(scope="session")

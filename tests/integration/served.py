@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import httpx
 from tests.integration.commands import ENVIRONMENT, command
+from tests.integration.ports import free_port
 
 
 @dataclass
@@ -26,9 +26,7 @@ class Served:
 def serve(
     model: Path, dtype: str, log: Path, *flags: str, environment: dict[str, str] | None = None
 ) -> Iterator[Served]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     arguments = ["serve", "--model", str(model), "--dtype", dtype, "--port", str(port)]
     arguments += ["--served-model-name", "smollm2", *flags]
     with log.open("wb") as output:

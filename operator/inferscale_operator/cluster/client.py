@@ -288,7 +288,7 @@ def pod_address(pod: Manifest, port: str) -> str | None:
 
 
 def _port_of(pod: Manifest, port: str) -> int | None:
-    shared = (pod["metadata"].get("annotations") or {}).get(PORTS_ANNOTATION)
+    shared = ((pod.get("metadata") or {}).get("annotations") or {}).get(PORTS_ANNOTATION)
     if shared is not None:
         try:
             return int(json.loads(shared)[port])

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from tests.integration.ports import free_port
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT.parent / "shared" / "kube" / "control-plane"
@@ -107,9 +108,7 @@ def eventually(check: Callable[[], Any], what: str, seconds: float = WAIT_SECOND
 def _free_ports(count: int) -> int:
     """First of ``count`` neighbouring ports of the loopback that are free now."""
     for _ in range(100):
-        with socket.socket() as first:
-            first.bind(("127.0.0.1", 0))
-            port = int(first.getsockname()[1])
+        port = free_port()
         others = [socket.socket() for _ in range(count)]
         try:
             for offset, other in enumerate(others):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -15,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.integration.kube.control_plane import environment, eventually
+from tests.integration.ports import free_port
 
 _OPEN = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -30,9 +30,7 @@ class OperatorProcess:
     """
 
     def __init__(self, kubeconfig: Path, namespace: str, folder: Path, *flags: str) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
+        self.port = free_port()
         self.log = folder / f"operator-{self.port}.log"
         command = [
             sys.executable,

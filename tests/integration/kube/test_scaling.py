@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ import pytest
 from tests.integration.kube.api import Api
 from tests.integration.kube.control_plane import ControlPlane, environment, eventually
 from tests.integration.kube.resources import personalized_model
+from tests.integration.ports import free_port
 
 from inferscale_operator.cluster.client import SCALE_MANAGER, ApiCluster
 from inferscale_operator.cluster.errors import ConflictError
@@ -56,7 +56,7 @@ def writers(control_plane: ControlPlane, namespace: str) -> set[str]:
     return {
         entry["manager"]
         for entry in json.loads(text)["metadata"]["managedFields"]
-        if "f:replicas" in json.dumps(entry["fieldsV1"].get("f:spec", {}))
+        if "f:replicas" in entry["fieldsV1"].get("f:spec", {}).get("f:serving", {})
     }
 
 
@@ -109,9 +109,7 @@ class Server(BaseHTTPRequestHandler):
 @contextmanager
 def activator(kubeconfig: Path, namespace: str, target: str, folder: Path) -> Iterator[str]:
     """The process; yields its URL."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_port()
     place = ["--name", "m", "--namespace", namespace, "--host", "127.0.0.1", "--port", str(port)]
     how = ["--target", target, "--kubeconfig", str(kubeconfig), "--log-format", "text"]
     log = folder / "activator.log"
