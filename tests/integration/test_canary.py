@@ -80,7 +80,7 @@ def client(
     folder = tmp_path_factory.mktemp("server")
     entries = [{"name": name, "url": str(path)} for name, path in stores.items()]
     # Rechecked soon; a share of one scores every request.
-    canary = {"sample": 1.0, "start_samples": 3, "recheck_seconds": 5, "kl_limit": 0.1}
+    canary = {"sample": 1.0, "start_samples": 8, "recheck_seconds": 5, "kl_limit": 0.1}
     config = {"stores": entries, "canary": canary, "retrieval": {"top_k": 6}}
     (folder / "config.json").write_text(json.dumps(config))
     flags = ["--config", str(folder / "config.json"), *SERVER_FLAGS]
