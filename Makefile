@@ -17,7 +17,8 @@ demo: $(STAMP) ## Encode a sample memory, serve it on the CPU, ask, and measure 
 
 test: check ## Run the checks, then the unit, integration and whole-system tests
 	sh .ci/pytest.sh $(BIN)/python tests/unit
-	sh .ci/pytest.sh $(BIN)/python tests/e2e tests/integration
+	sh .ci/pytest.sh $(BIN)/python tests/integration
+	sh .ci/pytest.sh $(BIN)/python tests/e2e
 
 check: $(STAMP) ## Lint, formatting, types, import rules and generated files
 	$(BIN)/ruff check .
