@@ -1,7 +1,7 @@
 """ServiceAccounts of pods, and their rights.
 
 Servers and jobs have no rights and no token: they never call the API server. Routers look for the
-pods of servers.
+pods of servers, activators change the size of their model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def build_account(owner: naming.Owner, component: str) -> Manifest:
 
     Args:
         owner: The custom resource.
-        component: ``encoder``, ``server`` or ``router``.
+        component: ``encoder``, ``server``, ``router`` or ``activator``.
     """
     return naming.child(
         SERVICE_ACCOUNT,

@@ -12,15 +12,9 @@ from inferscale_operator.api.autoscaling import ScaleToZero
 from inferscale_operator.api.base import GROUP, Scheduling, SecretKeyRef
 from inferscale_operator.api.personalizedmodel import PersonalizedModelSpec
 from inferscale_operator.desired import naming, paths, pod
+from inferscale_operator.desired.account import account_name, build_account, build_role
 from inferscale_operator.desired.defaults import Defaults
-from inferscale_operator.desired.kinds import (
-    DEPLOYMENT,
-    PERSONALIZED_MODEL,
-    ROLE,
-    ROLE_BINDING,
-    SERVICE_ACCOUNT,
-    Manifest,
-)
+from inferscale_operator.desired.kinds import DEPLOYMENT, PERSONALIZED_MODEL, Manifest
 from inferscale_operator.desired.secret import API_KEY
 from inferscale_operator.desired.selection import ACTIVATOR, activator_name, activator_selector
 
@@ -54,32 +48,15 @@ def build_activator(
     """
     if defaults.activator_image is None:
         return []
-    name = activator_name(owner)
-    role = {
-        "rules": [
-            {
-                "apiGroups": [GROUP],
-                "resources": [f"{PERSONALIZED_MODEL.plural}/scale"],
-                "resourceNames": [owner["metadata"]["name"]],
-                "verbs": ["get", "patch"],
-            }
-        ]
+    scale_its_model = {
+        "apiGroups": [GROUP],
+        "resources": [f"{PERSONALIZED_MODEL.plural}/scale"],
+        "resourceNames": [owner["metadata"]["name"]],
+        "verbs": ["get", "patch"],
     }
-    binding = {
-        "roleRef": {"apiGroup": ROLE.group, "kind": ROLE.kind, "name": name},
-        "subjects": [
-            {
-                "kind": SERVICE_ACCOUNT.kind,
-                "name": name,
-                "namespace": owner["metadata"]["namespace"],
-            }
-        ],
-    }
-    account = {"automountServiceAccountToken": False}  # the pod asks for it
     return [
-        naming.child(SERVICE_ACCOUNT, owner, name, ACTIVATOR, account),
-        naming.child(ROLE, owner, name, ACTIVATOR, role),
-        naming.child(ROLE_BINDING, owner, name, ACTIVATOR, binding),
+        build_account(owner, ACTIVATOR),  # its pod asks for the token
+        *build_role(owner, ACTIVATOR, [scale_its_model]),
         _deployment(owner, spec, scale_to_zero, defaults, api_key_secret),
     ]
 
@@ -134,7 +111,7 @@ def _deployment(
             "automountServiceAccountToken": True,
             "containers": [container],
             "restartPolicy": "Always",
-            "serviceAccountName": activator_name(owner),
+            "serviceAccountName": account_name(owner, ACTIVATOR),
             "terminationGracePeriodSeconds": PRE_STOP_SECONDS + longest + GRACE_MARGIN_SECONDS,
         },
         mounts,

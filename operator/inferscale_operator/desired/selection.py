@@ -32,7 +32,7 @@ def activator_selector(owner: naming.Owner) -> dict[str, str]:
 
 
 def activator_name(owner: naming.Owner) -> str:
-    """Name of the activator's Deployment, account, Role and RoleBinding."""
+    """Name of the activator's Deployment."""
     return f"{owner['metadata']['name']}-{ACTIVATOR}"
 
 
