@@ -126,11 +126,16 @@ class Canary:
     def offer(
         self,
         options: MemoryOptions,
-        messages: Sequence[Message],
-        arguments: dict[str, Any],
+        conversation: Callable[[], tuple[Sequence[Message], dict[str, Any]]],
         prepared: Prepared,
     ) -> None:
-        """A user's request was accepted; a share of the injected ones is scored afterwards."""
+        """A user's request was accepted; a share of the injected ones is scored afterwards.
+
+        Args:
+            options: The request's ``memory`` object.
+            conversation: Gives messages and chat template arguments; asked for the share only.
+            prepared: What was put on the request.
+        """
         usage = prepared.usage
         if usage.mode != "injected" or usage.store is None or self._draw() >= self._config.sample:
             return
@@ -138,7 +143,7 @@ class Canary:
             return  # one at a time; whatever comes meanwhile is as good as the next
         served = self._service.stores[usage.store]
         if served.current is not None:
-            prompt = _Prompt(options, messages, arguments)
+            prompt = _Prompt(options, *conversation())
             self._live = asyncio.create_task(self._score_live(served.current, prompt))
 
     async def _score_live(self, opened: OpenStore, prompt: _Prompt) -> None:

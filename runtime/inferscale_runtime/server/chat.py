@@ -214,8 +214,11 @@ def _offer_to_canary(
     if options is None or prepared is None or isinstance(result, ErrorResponse):
         return
     canary: Canary = raw_request.app.state.inferscale_canary
-    messages = text_messages(list(request.messages))
-    canary.offer(options, messages, template_arguments(request), prepared)
+    canary.offer(
+        options,
+        lambda: (text_messages(list(request.messages)), template_arguments(request)),
+        prepared,
+    )
 
 
 def _watch(raw_request: Request, prepared: Prepared) -> None:

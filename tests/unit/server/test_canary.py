@@ -167,7 +167,7 @@ def test_a_share_of_users_requests_is_scored_one_at_a_time(service: Any) -> None
         prepared = await service.prepare(options, messages, {}, None)
         service.end(prepared)
         for _ in range(3):  # not drawn, drawn, drawn but one is under way
-            found.offer(options, messages, {}, prepared)
+            found.offer(options, lambda: (messages, {}), prepared)
         while found.status("a")["samples"] < 1:
             await asyncio.sleep(0.001)
         await found.check_stores()
@@ -182,7 +182,7 @@ def test_what_was_not_injected_is_not_scored(service: Any) -> None:
     messages = [{"role": "user", "content": "one fact"}]
     options = MemoryOptions(user="u1", mode="text")
     prepared = asyncio.run(service.prepare(options, messages, {}, None))
-    found.offer(options, messages, {}, prepared)  # would need a running loop
+    found.offer(options, lambda: (messages, {}), prepared)  # would need a running loop
     assert found.status("a")["samples"] == 0
 
 
