@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -28,6 +27,7 @@ from tests.integration.kube.control_plane import (
     start,
 )
 from tests.integration.kube.operator_process import running_operator
+from tests.integration.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 STORE, MODEL = "memorystore/maya-memory", "personalizedmodel/maya-chat"
@@ -126,9 +126,7 @@ class Asking:
 @contextmanager
 def running_node(plane: ControlPlane, namespace: str, data: Path) -> Iterator[int]:
     """The node process; its port leads to the Service."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_port()
     log = data / "node.log"
     arguments = [str(plane.kubeconfig), namespace, str(data), "maya-chat", str(port)]
     # The built model is kept between runs: building it is not what this test is about.
