@@ -7,9 +7,10 @@ dependencies).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,8 @@ from inferscale_runtime.fingerprint import segment_key
 from inferscale_runtime.prompt.template import Template
 from inferscale_runtime.store.dependents import affected_by, gone_facts, gone_turns
 from inferscale_runtime.store.records import Fact, Segment, Turn, UserMemory, tombstone
+
+_I = TypeVar("_I", Fact, Turn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,20 +100,20 @@ def _merge_origins(
     other_turns = {turn.id: turn for turn in old.turns if turn.origin not in origins}
     other_facts = {fact.id: fact for fact in old.facts if fact.origin not in origins}
     stones = {stone for stone in old.tombstones if stone.origin not in origins}
-    new_turns: dict[str, Turn] = {}
-    for turn in turns:
-        stone = tombstone("turn", turn.origin, old.user, turn.id)
-        if stone in old.tombstones or turn.id in other_turns:
-            stones.add(stone)
-        else:
-            new_turns[turn.id] = turn
-    new_facts: dict[str, Fact] = {}
-    for fact in facts:
-        stone = tombstone("fact", fact.origin, old.user, fact.id)
-        if stone in old.tombstones or fact.id in other_facts:
-            stones.add(stone)
-        else:
-            new_facts[fact.id] = fact
+
+    def admitted(kind: str, brought: tuple[_I, ...], others: Container[str]) -> dict[str, _I]:
+        """What may come in of what the source has; the rest gets a tombstone."""
+        found: dict[str, _I] = {}
+        for item in brought:
+            stone = tombstone(kind, item.origin, old.user, item.id)
+            if stone in old.tombstones or item.id in others:
+                stones.add(stone)
+            else:
+                found[item.id] = item
+        return found
+
+    new_turns = admitted("turn", turns, other_turns)
+    new_facts = admitted("fact", facts, other_facts)
     lost = {turn.id for turn in (*old.turns, *turns)} - new_turns.keys() - other_turns.keys()
     return replace(
         old,

@@ -118,6 +118,16 @@ class _FactsPolicy:
         return Context(fact_ids=tuple(fact.id for fact in facts[start:index]))
 
 
+def _required(
+    embeddings: npt.NDArray[np.float32] | None, facts: Sequence[Fact], policy: str
+) -> npt.NDArray[np.float32]:
+    if embeddings is None or len(embeddings) != len(facts):
+        raise ConfigError(
+            f"context policy '{policy}' needs one embedding for each fact; name an embedder"
+        )
+    return embeddings
+
+
 @dataclass(frozen=True, slots=True)
 class _NeighboursPolicy:
     count: int
@@ -134,10 +144,7 @@ class _NeighboursPolicy:
         turns: Sequence[Turn],
         embeddings: npt.NDArray[np.float32] | None,
     ) -> Context:
-        if embeddings is None or len(embeddings) != len(facts):
-            raise ConfigError(
-                f"context policy '{self.name}' needs one embedding for each fact; name an embedder"
-            )
+        embeddings = _required(embeddings, facts, self.name)
         # One more than needed, because the fact is usually (not always: duplicates) its own best.
         best = top_k(embeddings[index], embeddings, self.count + 1)
         nearest = [i for i in best if i != index][: self.count]
@@ -168,10 +175,7 @@ class _ChainPolicy:
         turns: Sequence[Turn],
         embeddings: npt.NDArray[np.float32] | None,
     ) -> Context:
-        if embeddings is None or len(embeddings) != len(facts):
-            raise ConfigError(
-                f"context policy '{self.name}' needs one embedding for each fact; name an embedder"
-            )
+        embeddings = _required(embeddings, facts, self.name)
         # The path is the same for all facts of a user, who come one after the other.
         if self._known is None or self._known[0] is not embeddings:
             path = similarity_path(embeddings)

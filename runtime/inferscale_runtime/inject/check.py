@@ -64,9 +64,7 @@ class SlabLayout:
     @property
     def packed(self) -> PackedShape | None:
         """Shape of quantised rows of all heads, None for plain ones."""
-        if self.kv_dtype == "auto":
-            return None
-        return PackedShape(self.kv_dtype, self.num_layers, self.num_kv_heads, self.head_dim)
+        return PackedShape.of(self.kv_dtype, self.num_layers, self.num_kv_heads, self.head_dim)
 
     def unpacking(self, exponents: torch.Tensor | None) -> Unpacking | None:
         """What the rows mean, given the slab's exponents."""

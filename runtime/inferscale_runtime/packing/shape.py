@@ -30,6 +30,13 @@ class PackedShape:
     num_kv_heads: int
     head_dim: int
 
+    @classmethod
+    def of(
+        cls, kv_dtype: str, num_layers: int, num_kv_heads: int, head_dim: int
+    ) -> PackedShape | None:
+        """The shape of rows of a ``KVDtype``, None for plain ones."""
+        return None if kv_dtype == "auto" else cls(kv_dtype, num_layers, num_kv_heads, head_dim)
+
     @property
     def code_bytes(self) -> int:
         """Bytes of one head's codes."""

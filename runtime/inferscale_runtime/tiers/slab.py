@@ -67,9 +67,7 @@ class SlabShape:
     @property
     def packed(self) -> PackedShape | None:
         """Shape of quantised rows, None for plain ones."""
-        if self.kv_dtype == "auto":
-            return None
-        return PackedShape(self.kv_dtype, self.num_layers, self.num_kv_heads, self.head_dim)
+        return PackedShape.of(self.kv_dtype, self.num_layers, self.num_kv_heads, self.head_dim)
 
     @property
     def row_bytes(self) -> int:

@@ -32,11 +32,6 @@ class Principal:
         """Whether this caller may use the memory of a user."""
         return user in self.users or user.startswith(self.prefixes)
 
-    @property
-    def names_anyone(self) -> bool:
-        """Whether there is no user that this caller may not name."""
-        return "" in self.prefixes
-
 
 ANYONE = Principal("anyone", ALL_PERMISSIONS, prefixes=("",))
 """The caller where authentication is off."""
