@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from kubernetes.aio.client.configuration import Configuration
 
@@ -25,6 +25,7 @@ from inferscale_operator.settings import Settings
 
 RETRY_SECONDS = 5.0
 WORK_END_SECONDS = 10.0
+FIRST_COMPARE_SECONDS = 2.0
 _log = logging.getLogger(__name__)
 
 
@@ -163,9 +164,13 @@ class Acting:
             kinds = await self._served_or(kinds)
 
     async def _compare_until_anew(self, kinds: list[Kind]) -> None:
+        early = early_pauses(self._settings.compare_seconds)
         while True:
-            await asyncio.sleep(self._settings.compare_seconds)
-            if await self._resync.compare(kinds):
+            pause = next(early, None)
+            await asyncio.sleep(self._settings.compare_seconds if pause is None else pause)
+            if pause is not None:
+                await self._resync.heal(kinds)
+            elif await self._resync.compare(kinds):
                 _log.warning("watching is started anew")
                 return
             if await self._served_or(kinds) != kinds:
@@ -183,6 +188,21 @@ class Acting:
         while True:
             await asyncio.sleep(seconds)
             self._resync.look_at_everything(min(60.0, seconds / 10))
+
+
+def early_pauses(longest: float) -> Iterator[float]:
+    """Pauses between the comparisons while new watches begin, each twice the one before.
+
+    What was deleted while a watch began is found after about as long as its beginning took. A
+    watch that begins slowly is not deaf, so nothing is judged by these comparisons.
+
+    Args:
+        longest: Seconds between two comparisons later on.
+    """
+    seconds = FIRST_COMPARE_SECONDS
+    while seconds < longest:
+        yield seconds
+        seconds *= 2
 
 
 async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:

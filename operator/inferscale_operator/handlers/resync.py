@@ -19,6 +19,8 @@ from inferscale_operator.handlers.work_queue import WorkQueue
 GRACE_SECONDS = 10.0
 """How long a watch may be behind a list."""
 _LABELS = {MANAGED_BY: FIELD_MANAGER}
+Place = tuple[str, str, str]
+"""Namespace, name, uid (empty for a custom resource)."""
 _log = logging.getLogger(__name__)
 
 
@@ -65,17 +67,7 @@ class Resync:
 
     async def compare(self, kinds: Sequence[Kind]) -> bool:
         """Compares lists of all kinds with the cache and heals; whether a watch missed changes."""
-        suspects: dict[Kind, dict[tuple[str, str, str], int]] = {}
-        for kind in kinds:
-            try:
-                suspects[kind] = await self._list(kind)
-            except ClusterError as error:
-                _log.warning(
-                    "%s could not be listed: %s",
-                    kind.plural,
-                    error.reason,
-                    extra={"action": "compare", "kind": kind.kind},
-                )
+        suspects = await self.heal(kinds)
         if any(suspects.values()):
             await self._sleep(GRACE_SECONDS)
         any_missed = False
@@ -92,13 +84,35 @@ class Resync:
                 )
         return any_missed
 
+    async def heal(self, kinds: Sequence[Kind]) -> dict[Kind, dict[Place, int]]:
+        """Makes the cache agree with lists of all kinds.
+
+        A watch that begins tells what is there, and not what went between the list before it and
+        its own: only a list that is read afterwards shows that.
+
+        Returns:
+            Objects of whose present state the watch has not told so far, to their versions.
+        """
+        suspects: dict[Kind, dict[Place, int]] = {}
+        for kind in kinds:
+            try:
+                suspects[kind] = await self._list(kind)
+            except ClusterError as error:
+                _log.warning(
+                    "%s could not be listed: %s",
+                    kind.plural,
+                    error.reason,
+                    extra={"action": "compare", "kind": kind.kind},
+                )
+        return suspects
+
     def look_at_everything(self, spread_seconds: float = 0.0) -> None:
         """Queues every custom resource, spread over some time."""
         for key in self._router.known:
             self._queue.add_after(key, random.random() * spread_seconds)
 
-    async def _list(self, kind: Kind) -> dict[tuple[str, str, str], int]:
-        unheard: dict[tuple[str, str, str], int] = {}
+    async def _list(self, kind: Kind) -> dict[Place, int]:
+        unheard: dict[Place, int] = {}
         for namespace in self._namespaces:
             if kind in CUSTOM_KINDS:
                 unheard |= await self._list_custom(kind, namespace)
@@ -106,9 +120,7 @@ class Resync:
                 unheard |= await self._list_children(kind, namespace)
         return unheard
 
-    async def _list_children(
-        self, kind: Kind, namespace: str | None
-    ) -> dict[tuple[str, str, str], int]:
+    async def _list_children(self, kind: Kind, namespace: str | None) -> dict[Place, int]:
         comparison = self._cache.compare(kind, namespace)
         version: int | None = None
         async for page, listed in self._cluster.pages(kind, namespace, _LABELS):
@@ -119,13 +131,11 @@ class Resync:
             self._queue.add(owner)
         return found.unheard
 
-    async def _list_custom(
-        self, kind: Kind, namespace: str | None
-    ) -> dict[tuple[str, str, str], int]:
+    async def _list_custom(self, kind: Kind, namespace: str | None) -> dict[Place, int]:
         before = {
             key for key in self._router.known if key[0] == kind.kind and namespace in (None, key[1])
         }
-        unheard: dict[tuple[str, str, str], int] = {}
+        unheard: dict[Place, int] = {}
         seen: set[OwnerKey] = set()
         async for page, _ in self._cluster.pages(kind, namespace):
             for manifest in page:
@@ -141,7 +151,7 @@ class Resync:
                 self._router.removed(key)
         return unheard
 
-    def _still_unheard(self, kind: Kind, place: tuple[str, str, str], version: int) -> bool:
+    def _still_unheard(self, kind: Kind, place: Place, version: int) -> bool:
         namespace, name, uid = place
         if kind in CUSTOM_KINDS:
             key = (kind.kind, namespace, name)

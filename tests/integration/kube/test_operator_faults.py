@@ -138,6 +138,27 @@ def test_missed_deletion_is_found_by_a_list(
         )
 
 
+def test_deletion_while_the_watches_begin_is_found_soon(
+    api: Api, proxy: Proxy, tmp_path: Path
+) -> None:
+    """With the usual pause between comparisons, which is longer than this test waits."""
+    api.create("configmaps", facts())
+    api.create("memorystores", memory_store("m"))
+    with running_operator(proxy.kubeconfig, api.namespace, tmp_path) as operator:
+        before = eventually(lambda: api.get("serviceaccounts", "m-encoder"), "the account is there")
+        assert operator.stop() == 0
+    proxy.frozen = True
+    with running_operator(proxy.kubeconfig, api.namespace, tmp_path) as operator:
+        api.delete("serviceaccounts", "m-encoder")
+        eventually(
+            lambda: (api.get("serviceaccounts", "m-encoder") or before)["metadata"]["uid"]
+            != before["metadata"]["uid"],
+            "the account is made again",
+        )
+        # A watch that has told nothing yet may be slow: it is not started anew so soon.
+        assert "started anew" not in operator.text()
+
+
 def test_suspended_operator_does_no_harm_when_it_comes_back(
     api: Api, control_plane: ControlPlane, tmp_path: Path
 ) -> None:
