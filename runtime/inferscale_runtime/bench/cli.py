@@ -208,6 +208,12 @@ def _add_quality(kinds: Any) -> None:
     parser.add_argument("--judge-model", metavar="NAME")
     parser.add_argument("--judge-api-key-file", type=Path, metavar="FILE")
     parser.add_argument(
+        "--kv-dtype",
+        choices=("auto", "int8", "fp8"),
+        default="auto",
+        help="how the stores keep KV; text and stores of other runs in --workdir are used again",
+    )
+    parser.add_argument(
         "--timed", type=whole(0, 1000), default=0, help="also time so many questions of each row"
     )
     parser.add_argument("--by-category", action="store_true", help="table by category too")

@@ -22,7 +22,7 @@ from inferscale_runtime.bench.quality.memory import (
     Memory,
     open_memory,
     runtime_config,
-    store_name,
+    store_folder,
 )
 from inferscale_runtime.bench.quality.questions import (
     Conversations,
@@ -36,10 +36,12 @@ from inferscale_runtime.bench.quality.summary import summarise_categories
 from inferscale_runtime.bench.report import BenchError, Report, Row, versions
 from inferscale_runtime.bench.server import command, environment, say, terminable
 from inferscale_runtime.fingerprint import canonical_digest, model_digest
+from inferscale_runtime.packing.shape import KVDtype
 
 COLUMNS = (
     ("k", "k"),
     ("setting", "setting"),
+    ("kv_dtype", "KV"),
     ("category", "category"),
     ("questions", "questions"),
     ("text_nats", "text nats"),
@@ -69,6 +71,7 @@ class Options:
     Attributes:
         model: Model folder.
         dtype: vLLM dtype.
+        kv_dtype: How stores keep KV.
         workdir: Stores, text distributions and results; a later run uses them again.
         settings: What is compared.
         ks: Facts to retrieve.
@@ -83,6 +86,7 @@ class Options:
 
     model: str
     dtype: str
+    kv_dtype: KVDtype
     workdir: Path
     settings: Sequence[Setting]
     ks: Sequence[int]
@@ -110,6 +114,7 @@ def read_options(arguments: argparse.Namespace, model: str) -> Options:
     return Options(
         model=model,
         dtype=arguments.dtype,
+        kv_dtype=arguments.kv_dtype,
         workdir=arguments.workdir,
         settings=parse_settings(arguments.settings),
         ks=arguments.k,
@@ -133,7 +138,11 @@ def measure(arguments: argparse.Namespace, model: str, report: Report) -> None:
     costs = {policy: encode(options, policy, conversations) for policy in options.policies}
     with tempfile.TemporaryDirectory(prefix="inferscale-bench-", dir="/dev/shm") as run_dir:
         config = runtime_config(
-            options.policies, options.workdir, Path(run_dir), options.dram_bytes
+            options.policies,
+            options.kv_dtype,
+            options.workdir,
+            Path(run_dir),
+            options.dram_bytes,
         )
         with (
             terminable(),
@@ -146,7 +155,7 @@ def measure(arguments: argparse.Namespace, model: str, report: Report) -> None:
             for setting, k in ((s, k) for s in options.settings for k in options.ks):
                 values = scorer.run(setting, k)
                 timed = scorer.time(setting, k) if options.timed else {}
-                head = {"k": k, "setting": setting.name}
+                head = {"k": k, "setting": setting.name, "kv_dtype": options.kv_dtype}
                 for row in summarise_categories(values, options.seed):
                     extra = {**costs[setting.policy], **timed} if row["category"] == "all" else {}
                     report.rows.append({**head, **row, **extra})
@@ -159,7 +168,7 @@ def encode(options: Options, policy: str, conversations: Conversations) -> Row:
     Returns:
         What it cost: tokens that went through the model for each fact, and the store's size.
     """
-    folder = options.workdir / store_name(policy)
+    folder = store_folder(options.workdir, policy, options.kv_dtype)
     folder.mkdir(exist_ok=True)
     facts, report, cost = folder / "facts.jsonl", folder / "report.json", folder / "cost.json"
     known = json.loads(cost.read_text()) if cost.exists() else _NOTHING_ENCODED
@@ -171,7 +180,7 @@ def encode(options: Options, policy: str, conversations: Conversations) -> Row:
         facts.write_text(text, encoding="utf-8")
         given = ["encode", "--input", str(facts), "--model", options.model]
         given += ["--store", str(folder / "store"), "--dtype", options.dtype]
-        given += ["--policy", policy, "--json", str(report)]
+        given += ["--policy", policy, "--kv-dtype", options.kv_dtype, "--json", str(report)]
         given += ["--max-model-len", str(options.max_model_len)]
         given += ["--kv-cache-bytes", str(options.kv_cache_bytes)]
         status = subprocess.run(command(*given), env=environment(), check=False).returncode

@@ -13,7 +13,8 @@ import torch
 from inferscale_runtime.bench.quality.engine import ScoringEngine
 from inferscale_runtime.bench.quality.settings import Setting
 from inferscale_runtime.bench.report import BenchError
-from inferscale_runtime.config import RuntimeConfig, StoreEntry, TierConfig
+from inferscale_runtime.config import EncodingConfig, RuntimeConfig, StoreEntry, TierConfig
+from inferscale_runtime.packing.shape import KVDtype
 from inferscale_runtime.prompt.template import Message
 from inferscale_runtime.retrieval.search import top_k
 from inferscale_runtime.server.options import MemoryOptions
@@ -31,16 +32,25 @@ def store_name(policy: str) -> str:
     return policy.replace(":", "-")
 
 
+def store_folder(workdir: Path, policy: str, kv_dtype: KVDtype) -> Path:
+    """Where the store of a policy is kept, with what its encoding cost."""
+    suffix = "" if kv_dtype == "auto" else f"-{kv_dtype}"
+    return workdir / f"{store_name(policy)}{suffix}"
+
+
 def runtime_config(
-    policies: Sequence[str], folder: Path, run_dir: Path, dram_bytes: int
+    policies: Sequence[str], kv_dtype: KVDtype, folder: Path, run_dir: Path, dram_bytes: int
 ) -> RuntimeConfig:
     """Settings of a server that has a store for each policy."""
     entries = tuple(
-        StoreEntry(name=store_name(policy), url=str(folder / store_name(policy) / "store"))
+        StoreEntry(
+            name=store_name(policy), url=str(store_folder(folder, policy, kv_dtype) / "store")
+        )
         for policy in policies
     )
     tiers = TierConfig(dram_bytes=dram_bytes, stage_timeout_ms=_STAGE_TIMEOUT_MS)
-    return RuntimeConfig(stores=entries, run_dir=str(run_dir), tiers=tiers)
+    encoding = EncodingConfig(kv_dtype=kv_dtype)
+    return RuntimeConfig(stores=entries, encoding=encoding, run_dir=str(run_dir), tiers=tiers)
 
 
 @dataclass(frozen=True, slots=True)
