@@ -27,7 +27,7 @@ class KeptFact:
 
     Attributes:
         id: Its id.
-        digest: Of its text: a user who was erased and written anew begins with the first epoch.
+        digest: Of its text, which another fact of that id may not have.
     """
 
     id: str

@@ -64,7 +64,7 @@ class Manifest(_Model):
     Attributes:
         user: The user id.
         version: 1 after the first commit, then +1 a commit.
-        epoch: How many of these commits deleted or changed a fact or turn.
+        epoch: Drawn at the first commit, +1 with each that deleted or changed a fact or turn.
         embedder: Model of the embeddings, ``""`` when there are none.
         facts: Tables of the facts; one after another they are all facts in order.
         turns: Table of the turns.

@@ -121,7 +121,7 @@ class UserMemory:
         embedder: Name of the model that made ``embeddings``, ``""`` when there are none.
         embeddings: ``[num_facts, dim]`` float32, unit length, row i belongs to ``facts[i]``.
         encodings: Fingerprint hex digest -> fact id -> segment.
-        epoch: How often something was deleted or changed; set by the writer.
+        epoch: Another one after each deletion or change; set by the writer.
         tombstones: What sources must not bring back.
     """
 

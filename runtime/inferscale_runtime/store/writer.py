@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -37,6 +38,14 @@ NewSegments = Mapping[str, Sequence[NewSegment]]
 #: From a user's newest version, None for an unknown user, to what is to be written; None writes
 #: nothing.
 Change = Callable[[UserMemory | None], tuple[UserMemory, NewSegments] | None]
+
+
+def first_epoch() -> int:
+    """The epoch of a new user, in [0, 2**52).
+
+    It is drawn, so that a user who was erased and comes back hits no prefix-cache block of before.
+    """
+    return secrets.randbelow(1 << 52)
 
 
 def put_bytes(files: StoreFiles, folder: str, stem: str, data: bytes, rows: int) -> FileRef:
@@ -122,7 +131,7 @@ def _commit(
         for fingerprint, table in sorted(encodings.items())
         if table
     }
-    epoch = (manifest.epoch if manifest else 0) + erasing
+    epoch = manifest.epoch + erasing if manifest else first_epoch()
     memory = replace(memory, version=memory.version + 1, epoch=epoch, encodings=encodings)
     written = _put_tables(files, folder, current, memory, used)
     files.write(f"{folder}/{MANIFEST}", [seal(written)])

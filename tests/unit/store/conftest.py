@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from inferscale_runtime.store import writer
 from inferscale_runtime.store.records import Fact, Turn, UserMemory
 from inferscale_runtime.store.store import NewSegment, Store
 
@@ -37,6 +38,14 @@ def flip(path: Path, at: int, bit: int = 0) -> None:
     data = bytearray(path.read_bytes())
     data[at] ^= 1 << bit
     path.write_bytes(data)
+
+
+@pytest.fixture(autouse=True)
+def first_epoch(monkeypatch):
+    """The drawn epoch of a new user is 0 here: tests count from it and compare bytes."""
+    drawn = writer.first_epoch
+    monkeypatch.setattr(writer, "first_epoch", lambda: 0)
+    return drawn
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from inferscale_runtime.config import QuotaConfig
 from inferscale_runtime.encode.changes import merge_memory
 from inferscale_runtime.errors import ConfigError, PreconditionFailed, QuotaError
-from inferscale_runtime.store import files, living, tables
+from inferscale_runtime.store import files, living, tables, writer
 from inferscale_runtime.store import manifest as m
 from inferscale_runtime.store.living import FactWrite
 from inferscale_runtime.store.records import Fact
@@ -180,6 +180,13 @@ def test_erased_user(store, kit):
     assert receipt.files == len(receipt.digests) == 5
     assert living.verify_erased(store, "ana") == []
     assert store.read_user("ana") is None
+
+
+def test_an_erased_user_does_not_come_back_to_an_epoch_of_before(store, first_epoch, monkeypatch):
+    monkeypatch.setattr(writer, "first_epoch", first_epoch)
+    before = put(store, ("a", "x")).epoch
+    living.erase_user(store, "ana")
+    assert put(store, ("a", "x")).epoch != before
 
 
 def test_a_store_of_version_1_is_upgraded_by_the_next_write(store, kit, folder_of):
