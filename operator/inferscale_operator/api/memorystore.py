@@ -227,7 +227,8 @@ class Retention(Struct):
     """How long facts and stored bytes are kept."""
 
     max_age_days: int | None = Field(None, ge=1, le=36_500)
-    """Facts and turns whose ``time`` is an older ISO 8601 date are dropped by the next encoding."""
+    """Facts and turns whose ``time`` is an older ISO 8601 date are dropped by the next encoding; a
+    fact of the memory API without such a time has that of its last change."""
 
     on_delete: Literal["Erase", "Retain"] = "Erase"
     """Whether deleting the MemoryStore erases its files. ``Retain`` keeps existing claims and

@@ -96,9 +96,11 @@ def _lazily(runner: str) -> Callable[[argparse.Namespace], int]:
     def run(arguments: argparse.Namespace) -> int:
         from inferscale_runtime.bench import run as runs
         from inferscale_runtime.bench.report import check_outputs
+        from inferscale_runtime.bench.server import terminable
 
         check_outputs(arguments.json, arguments.plot)
-        getattr(runs, runner)(arguments)
+        with terminable():
+            getattr(runs, runner)(arguments)
         return 0
 
     return run

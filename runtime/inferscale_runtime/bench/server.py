@@ -95,7 +95,7 @@ def running_server(options: ServerOptions) -> Iterator[str]:
     arguments += ["--dtype", options.dtype, "--host", "127.0.0.1", "--port", str(port)]
     arguments += ["--served-model-name", SERVED_NAME, "--dram-bytes", str(options.dram_bytes)]
     arguments += ["--", *options.vllm_args]
-    with terminable(), options.log.open("wb") as output:
+    with options.log.open("wb") as output:
         process = subprocess.Popen(
             command(*arguments),
             stdout=output,
@@ -112,7 +112,7 @@ def running_server(options: ServerOptions) -> Iterator[str]:
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """SIGTERM ends the block by an exception, so that the server is stopped too."""
+    """SIGTERM ends the block by an exception, so that what it has started is stopped too."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import numpy as np
 import numpy.typing as npt
 
 from inferscale_runtime.encode.changes import merge_memory
 from inferscale_runtime.encode.input import UserInput
-from inferscale_runtime.encode.limits import StoreBudget
+from inferscale_runtime.encode.limits import StoreBudget, expired_facts
 from inferscale_runtime.errors import StoreConflictError
 from inferscale_runtime.retrieval.embedder import Embedder, load_embedder
+from inferscale_runtime.store.living import delete_facts
 from inferscale_runtime.store.records import UserMemory
 from inferscale_runtime.store.store import Store
 
@@ -92,6 +94,12 @@ class FactsCommitter:
                 if not left:
                     raise
         raise AssertionError("unreachable")
+
+    def forget_expired(self, user: str, max_age_days: int) -> int:
+        """Deletes a user's facts of the memory API that are too old, and returns how many."""
+        memory = self._store.read_user(user)
+        ids = expired_facts(memory, max_age_days, datetime.now(UTC)) if memory else []
+        return len(delete_facts(self._store, user, ids).deleted) if ids else 0
 
     def _embedded(self, memory: UserMemory, todo: list[int], rows: dict[str, Rows]) -> UserMemory:
         """Fills the embeddings of ``todo`` in; ``rows`` keeps them by text for another try."""

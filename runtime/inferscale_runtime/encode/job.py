@@ -79,7 +79,7 @@ class EncodeReport:
         encoded: Facts read in this run.
         removed: Facts that these users had before and have no longer.
         too_long: Facts that are longer than the model allows; they are served as text.
-        expired: Facts of the input that retention left out.
+        expired: Facts that retention left out of the input or, of the memory API, deleted.
         tokens: Tokens read in this run, context included.
         computed_tokens: Those of them that the prefix cache did not have, with the preamble's.
         seconds: Time of the whole run.
@@ -182,6 +182,7 @@ class EncodeJob:
         )
         refuse_many_facts(mine, self._config.quota)
         self._refuse_long_facts(list(mine.values()), source)
+        self._forget_expired(shard)
         work: list[tuple[UserMemory, list[EncodePlan]]] = []
         for given in mine.values():
             with self._stop.deferred():
@@ -205,6 +206,7 @@ class EncodeJob:
         report = self.report
         report.shard = f"{shard[0]}/{shard[1]}"
         self._status.enter("committing_facts", fingerprint=digest)
+        self._forget_expired(shard)
         work: list[tuple[UserMemory, list[EncodePlan]]] = []
         for stats in self._store.user_stats():
             self._stop.check()
@@ -219,6 +221,16 @@ class EncodeJob:
                     work.append((memory, plans))
         self._status.enter("committing_facts", users=report.users, facts=report.facts)
         self._finish(work, shard)
+
+    def _forget_expired(self, shard: tuple[int, int]) -> None:
+        days = self._config.retention.max_age_days
+        if days is None:
+            return
+        for stats in self._store.user_stats():
+            self._stop.check()
+            if in_shard(stats.user, *shard):
+                with self._stop.deferred():
+                    self.report.expired += self._committer.forget_expired(stats.user, days)
 
     def _plan(self, memory: UserMemory) -> list[EncodePlan]:
         plans, too_long = plan_encoding(

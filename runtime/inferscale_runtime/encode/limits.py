@@ -9,6 +9,8 @@ from datetime import UTC, datetime, timedelta
 from inferscale_runtime.config import QuotaConfig
 from inferscale_runtime.encode.input import UserInput
 from inferscale_runtime.errors import ConfigError
+from inferscale_runtime.store.living import API
+from inferscale_runtime.store.records import UserMemory
 
 RECOUNT_BYTES = 1 << 30
 """Own bytes after which the store is measured again: other shards write too (arbitrary)."""
@@ -128,3 +130,30 @@ def drop_expired(
             facts.append(fact if fact.turn_id in ids else replace(fact, turn_id=None))
         kept[user] = replace(given, facts=tuple(facts), turns=turns)
     return Retained(kept, expired, undated)
+
+
+def expired_facts(memory: UserMemory, max_age_days: int, now: datetime) -> list[str]:
+    """Ids of the facts of the memory API that are older than the limit.
+
+    A fact's time is its own, that of its turn, or else that of its last change. Facts of other
+    origins come with an input, from which ``drop_expired`` takes them.
+
+    Args:
+        memory: The user as stored.
+        max_age_days: ``retention.max_age_days``.
+        now: With time zone.
+    """
+    oldest = now - timedelta(days=max_age_days)
+    times = {turn.id: parse_time(turn.time) for turn in memory.turns}
+    return [
+        fact.id
+        for fact in memory.facts
+        if fact.origin == API
+        and (
+            parse_time(fact.time)
+            or times.get(fact.turn_id or "")
+            or parse_time(fact.updated_at)
+            or now
+        )
+        < oldest
+    ]

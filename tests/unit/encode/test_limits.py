@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from inferscale_runtime.config import QuotaConfig
+from inferscale_runtime.encode.committer import FactsCommitter
 from inferscale_runtime.encode.input import UserInput
 from inferscale_runtime.encode.limits import (
     RECOUNT_BYTES,
     StoreBudget,
     drop_expired,
+    expired_facts,
     parse_time,
     refuse_many_facts,
 )
 from inferscale_runtime.errors import ConfigError
+from inferscale_runtime.store.living import API, FactWrite, put_facts
 from inferscale_runtime.store.records import Fact, Turn
+from inferscale_runtime.store.store import Store
 
 NOW = datetime(2026, 3, 31, 12, tzinfo=UTC)
 
@@ -106,3 +112,39 @@ def test_a_user_whose_facts_are_all_old_stays_named() -> None:
     """So that the job deletes them: a user that is not named is left alone."""
     kept = drop_expired(user("ann", [Fact("1", "a", None, "1970-01-01")]), 1, NOW)
     assert kept.users == {"ann": UserInput("ann", (), ())}
+
+
+def test_old_facts_of_the_memory_api_are_deleted_from_the_store(tmp_path: Path) -> None:
+    """NOW is long ago, so what is written here is new to it; facts with a time are not."""
+    store = Store.open(str(tmp_path / "s"), create=True)
+    writes = [
+        FactWrite("old", "a", time="2026-03-20"),
+        FactWrite("new", "b", time="2026-03-25"),
+        FactWrite("undated", "c"),
+    ]
+    for origin, named in ((API, writes), ("mem0", [FactWrite("theirs", "d", time="2001-01-01")])):
+        put_facts(
+            store,
+            "ann",
+            named,
+            origin=origin,
+            embedder="toy",
+            embed=lambda texts: np.ones((len(texts), 1), np.float32),
+            limits=QuotaConfig(),
+        )
+    memory = store.read_user("ann")
+    assert memory is not None
+    assert expired_facts(memory, 7, NOW) == ["old"]
+    assert expired_facts(memory, 7, datetime.now(UTC) + timedelta(days=8)) == [
+        "old", "new", "undated",
+    ]  # fmt: skip
+
+    committer = FactsCommitter(store, StoreBudget(None, lambda: 0), "toy", None)
+    age = (datetime.now(UTC) - datetime(2026, 3, 22, tzinfo=UTC)).days
+    assert committer.forget_expired("ann", age) == 1
+    assert committer.forget_expired("ann", age) == 0
+    assert committer.forget_expired("nobody", age) == 0
+    left = store.read_user("ann")
+    assert left is not None
+    assert [fact.id for fact in left.facts] == ["new", "undated", "theirs"]
+    assert left.tombstones == frozenset()

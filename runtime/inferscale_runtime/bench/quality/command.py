@@ -34,7 +34,7 @@ from inferscale_runtime.bench.quality.score import compare, mean_nats
 from inferscale_runtime.bench.quality.settings import Setting, parse_settings
 from inferscale_runtime.bench.quality.summary import summarise_categories
 from inferscale_runtime.bench.report import BenchError, Report, Row, versions
-from inferscale_runtime.bench.server import command, environment, say, terminable
+from inferscale_runtime.bench.server import command, environment, say
 from inferscale_runtime.fingerprint import canonical_digest, model_digest
 from inferscale_runtime.packing.shape import KVDtype
 
@@ -145,7 +145,6 @@ def measure(arguments: argparse.Namespace, model: str, report: Report) -> None:
             options.dram_bytes,
         )
         with (
-            terminable(),
             scoring_engine(
                 model, options.dtype, config, options.max_model_len, options.kv_cache_bytes
             ) as engine,
