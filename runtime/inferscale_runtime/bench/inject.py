@@ -8,7 +8,6 @@ see the same machine.
 
 from __future__ import annotations
 
-import os
 import random
 import statistics
 import tempfile
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 
 from inferscale_runtime.bench.report import BenchError, Row
+from inferscale_runtime.encode.engine import keep_engine_in_this_process
 from inferscale_runtime.inject.check import SlabLayout, Writer, choose_writer
 from inferscale_runtime.inject.writer import LayerTarget, Placement
 from inferscale_runtime.packing.rows import pack
@@ -70,9 +70,7 @@ class Engine:
 @contextmanager
 def running_engine(model: str, dtype: str, kv_cache_bytes: int) -> Iterator[Engine]:
     """Starts vLLM in this process for as long as the block runs."""
-    # Both are read by vLLM at import or engine start; they hold for this process only.
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    keep_engine_in_this_process()
     from vllm import LLM
 
     from inferscale_runtime.connector.support import attention_layers, rotary_module

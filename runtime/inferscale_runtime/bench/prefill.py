@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import statistics
 import subprocess
@@ -20,6 +19,11 @@ from typing import Any
 
 from inferscale_runtime.bench.report import BenchError, Row
 from inferscale_runtime.bench.server import environment, say
+from inferscale_runtime.encode.engine import (
+    EncodeEngine,
+    EncodeRequest,
+    keep_engine_in_this_process,
+)
 
 COLUMNS = (
     ("prompts", "prompts"),
@@ -116,8 +120,6 @@ def _time_passes(options: PrefillOptions, run: Callable[[list[tuple[int, ...]]],
 
 
 def _encode_side(options: PrefillOptions) -> None:
-    from inferscale_runtime.encode.engine import EncodeEngine, EncodeRequest
-
     engine = EncodeEngine(
         options.model,
         options.dtype,
@@ -139,8 +141,7 @@ def _encode_side(options: PrefillOptions) -> None:
 
 
 def _prefill_side(options: PrefillOptions) -> None:
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    keep_engine_in_this_process()
     from vllm import LLM, SamplingParams
 
     llm: Any = LLM(

@@ -12,6 +12,15 @@ import torch
 from inferscale_runtime.errors import UnsupportedModelError
 
 
+def keep_engine_in_this_process() -> None:
+    """Has vLLM start its engine without a process of its own, and quietly.
+
+    Call it before vLLM is imported: its settings are read at import or at the engine's start.
+    """
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+
 @dataclass(frozen=True, slots=True)
 class EncodeRequest:
     """One prompt to read.
@@ -47,9 +56,7 @@ class EncodeEngine:
         kv_cache_bytes: int = 1 << 30,
         **engine_options: Any,
     ) -> None:
-        # Both are read by vLLM at import or engine start; they hold for this process only.
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        keep_engine_in_this_process()
         from vllm import LLM
         from vllm.config import KVTransferConfig
 

@@ -7,7 +7,6 @@ distributions. ``prompt_logprobs`` cannot be used: vLLM reads no KV from a conne
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
@@ -17,6 +16,7 @@ import torch
 
 from inferscale_runtime.bench.report import BenchError
 from inferscale_runtime.config import RuntimeConfig
+from inferscale_runtime.encode.engine import keep_engine_in_this_process
 
 
 class ScoringEngine:
@@ -109,9 +109,7 @@ def scoring_engine(
     model: str, dtype: str, config: RuntimeConfig, max_model_len: int, kv_cache_bytes: int
 ) -> Iterator[ScoringEngine]:
     """Starts the engine for as long as the block runs."""
-    # Both are read by vLLM at import or engine start; they hold for this process only.
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    keep_engine_in_this_process()
     from vllm import LLM
     from vllm.config import KVTransferConfig
 
