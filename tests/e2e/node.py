@@ -40,6 +40,8 @@ async def run(kubeconfig: str, namespace: str, data: Path, service: str, port: i
     here = {
         "INFERSCALE_TARGET": f"http://127.0.0.1:{await servers.start(0)}",
         "INFERSCALE_KUBECONFIG": kubeconfig,
+        # Every server has all cores of this machine: threads that wait must not keep them busy.
+        "OMP_WAIT_POLICY": "passive",
     }
     launcher = Launcher(
         cluster.get,

@@ -7,16 +7,16 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import urllib.request
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime
+from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.e2e.prometheus import Prometheus, running_prometheus
+from tests.e2e.routing import is_healthy, requests_of, running_on, running_router
+from tests.e2e.system import Asking, Streaming, System, settled
 from tests.integration.kube.control_plane import (
     ControlPlane,
     KubectlError,
@@ -31,8 +31,7 @@ from tests.integration.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 STORE, MODEL = "memorystore/maya-memory", "personalizedmodel/maya-chat"
-SERVERS = "inferscale.dev/owner=maya-chat"
-_OPEN = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+SERVERS = "inferscale.dev/owner=maya-chat,app.kubernetes.io/component=server"
 
 
 @pytest.fixture(scope="module")
@@ -42,85 +41,6 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
             yield plane
     except MissingControlPlane as error:
         give_up(error)
-
-
-class System:
-    """A namespace with the quickstart in it, and what a person does with it."""
-
-    def __init__(self, plane: ControlPlane, namespace: str, port: int) -> None:
-        self.plane = plane
-        self.namespace = namespace
-        self.port = port
-
-    def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
-        return self.plane.kubectl(*arguments, stdin=stdin, namespace=self.namespace)
-
-    def get(self, what: str) -> dict[str, Any]:
-        return dict(json.loads(self.kubectl("get", what, "-o", "json")))
-
-    def items(self, kind: str) -> list[dict[str, Any]]:
-        return list(self.get(kind)["items"])
-
-    def wait_ready(self, what: str, *, generation: int = 0) -> None:
-        """As a person waits; the condition must be about the present spec."""
-
-        def ready() -> bool:
-            live = self.get(what)
-            wanted = max(generation, live["metadata"]["generation"])
-            return any(
-                item["type"] == "Ready"
-                and item["status"] == "True"
-                and item["observedGeneration"] >= wanted
-                for item in live.get("status", {}).get("conditions", [])
-            )
-
-        eventually(ready, f"{what} is ready", 600)
-
-    def ask(self, question: str, **memory: Any) -> dict[str, Any]:
-        """One chat request through the Service."""
-        body = {
-            "model": "maya-chat",
-            "messages": [{"role": "user", "content": question}],
-            "max_tokens": 8,
-            "temperature": 0,
-            "memory": {"user": "maya", **memory},
-        }
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}/v1/chat/completions",
-            json.dumps(body).encode(),
-            {"content-type": "application/json"},
-        )
-        with _OPEN.open(request, timeout=120) as answer:
-            return dict(json.loads(answer.read()))
-
-
-class Asking:
-    """Asks again and again in the background; keeps what went wrong."""
-
-    def __init__(self, system: System) -> None:
-        self._system = system
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self.answers = 0
-        self.failures: list[str] = []
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            try:
-                answer = self._system.ask("What is my dog called?")
-                assert answer["usage"]["memory"]["mode"] == "injected", answer["usage"]
-                self.answers += 1
-            except (OSError, AssertionError) as error:
-                self.failures.append(f"{datetime.now(UTC):%H:%M:%S} {error!r}")
-            self._stop.wait(1)
-
-    def __enter__(self) -> Asking:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
 
 
 @contextmanager
@@ -154,7 +74,7 @@ def _children(system: System) -> dict[str, str]:
     """Name to uid of everything that the operator made."""
     kinds = (
         "serviceaccounts,configmaps,persistentvolumeclaims,networkpolicies,jobs,deployments,"
-        "services,poddisruptionbudgets,pods"
+        "services,poddisruptionbudgets,pods,roles,rolebindings"
     )
     listed = system.kubectl(
         "get", kinds, "-l", "app.kubernetes.io/managed-by=inferscale-operator", "-o", "json"
@@ -182,16 +102,23 @@ def test_from_apply_to_delete(plane: ControlPlane, tmp_path: Path) -> None:
     plane.kubectl("create", "namespace", namespace)
     with running_node(plane, namespace, tmp_path) as port:
         system = System(plane, namespace, port)
-        with running_operator(plane.kubeconfig, namespace, tmp_path) as operator:
-            _comes_up(system)
-            _changes_k_without_an_interruption(system)
-            _takes_in_new_facts(system)
-            before = _children(system)
-            operator.kill()
-        with running_operator(plane.kubeconfig, namespace, tmp_path):
-            _repairs_what_was_lost_meanwhile(system, before)
-            _scales(system)
-            _leaves_nothing(system, tmp_path)
+        with running_prometheus(tmp_path, system.targets) as prometheus:
+            _lives(system, tmp_path, prometheus)
+
+
+def _lives(system: System, folder: Path, prometheus: Prometheus) -> None:
+    plane, namespace = system.plane, system.namespace
+    with running_operator(plane.kubeconfig, namespace, folder) as system.operator:
+        _comes_up(system)
+        _changes_k_without_an_interruption(system)
+        _takes_in_new_facts(system)
+        before = _children(system)
+        system.operator.kill()
+    with running_operator(plane.kubeconfig, namespace, folder) as system.operator:
+        _repairs_what_was_lost_meanwhile(system, before)
+        _scales_by_itself(system, folder)
+        prometheus.assert_everything_answers()
+        _leaves_nothing(system, folder)
 
 
 def _comes_up(system: System) -> None:
@@ -214,22 +141,33 @@ def _servers(system: System) -> set[str]:
 
 def _changes_k_without_an_interruption(system: System) -> None:
     generation = system.get(MODEL)["metadata"]["generation"]
-    old = _servers(system)
+    old, before = _servers(system), system.pods("server")
     with Asking(system) as asking:
         patch = json.dumps({"spec": {"retrieval": {"topK": 5}}})
         system.kubectl("patch", MODEL, "--type=merge", "-p", patch)
-        system.wait_ready(MODEL, generation=generation + 1)
+        settled(lambda: _listening(system, without=before), "a new server listens", 600)
+        # Long streams only now: all the time they would take the new server's cores.
+        with Streaming(system, 120) as streaming:
+            eventually(lambda: any(map(running_on, before.values())), "a stream on an old server")
+            system.wait_ready(MODEL, generation=generation + 1)
+            settled(lambda: not old & _servers(system), "the old pods drain and go", 300)
         system.ask("What is my dog called?")
-    assert asking.failures == []
+    assert asking.failures + streaming.failures == []
     assert asking.answers > 1
+    assert streaming.answers > 0
     assert system.ask("What is my dog called?")["usage"]["memory"]["facts"] == 5
-    eventually(lambda: not old & _servers(system), "the old pods have drained and gone", 120)
+
+
+def _listening(system: System, *, without: Collection[str]) -> bool:
+    """Whether a server other than these answers its health check."""
+    new = [port for name, port in system.pods("server").items() if name not in without]
+    return any(map(is_healthy, new))
 
 
 def _takes_in_new_facts(system: System) -> None:
     deployments = {item["metadata"]["uid"] for item in system.items("deployments")}
     _add_fact(system)
-    eventually(lambda: system.get(STORE)["status"]["facts"]["summary"] == "77/77", "77 facts", 300)
+    settled(lambda: system.get(STORE)["status"]["facts"]["summary"] == "77/77", "77 facts", 300)
     memory = system.ask("What is my sourdough starter called?", k=1)["usage"]["memory"]
     assert (memory["mode"], memory["facts"], memory["text_tokens"]) == ("injected", 1, 0)
     # New facts are no reason to start servers again.
@@ -238,7 +176,7 @@ def _takes_in_new_facts(system: System) -> None:
 
 def _repairs_what_was_lost_meanwhile(system: System, before: dict[str, str]) -> None:
     system.kubectl("delete", "service/maya-chat")
-    eventually(lambda: "Service/maya-chat" in _children(system), "the Service is back")
+    settled(lambda: "Service/maya-chat" in _children(system), "the Service is back")
     after = _children(system)
     assert after.keys() == before.keys()
     assert [name for name in after if after[name] != before[name]] == ["Service/maya-chat"]
@@ -246,24 +184,82 @@ def _repairs_what_was_lost_meanwhile(system: System, before: dict[str, str]) -> 
     assert system.ask("What is my dog called?")["usage"]["memory"]["mode"] == "injected"
 
 
-def _scales(system: System) -> None:
+def _replicas(system: System) -> int:
+    return int(system.get(MODEL)["spec"]["serving"]["replicas"])
+
+
+def _writers_of_the_size(system: System) -> set[str]:
+    return {
+        entry["manager"]
+        for entry in system.get_with_managers(MODEL)
+        if "f:replicas" in entry["fieldsV1"].get("f:spec", {}).get("f:serving", {})
+    }
+
+
+def _autoscale(system: System, *, down_seconds: int, idle_seconds: int) -> None:
+    scaling = {
+        "provider": "operator",
+        "maxReplicas": 2,
+        "target": {"requests": 2},
+        "behavior": {"downSeconds": down_seconds},
+        "scaleToZero": {"idleSeconds": idle_seconds},
+    }
+    patch = json.dumps({"spec": {"autoscaling": scaling}})
+    system.kubectl("patch", MODEL, "--type=merge", "-p", patch)
+
+
+def _scales_by_itself(system: System, folder: Path) -> None:
+    """1 -> 2 -> 0 -> 1: the operator by the load, the activator by the request that wakes."""
+    _autoscale(system, down_seconds=3600, idle_seconds=3600)
     with Asking(system) as asking:
-        system.kubectl("scale", MODEL, "--replicas=2")
-        eventually(
-            lambda: system.get(MODEL)["status"].get("readyReplicas") == 2, "two are ready", 600
-        )
+        with ExitStack() as stack:
+            load = [stack.enter_context(Streaming(system, 64)) for _ in range(4)]
+            settled(lambda: _replicas(system) == 2, "the load asks for two", 300)
+        settled(lambda: system.get(MODEL)["status"].get("readyReplicas") == 2, "two are ready", 600)
         assert "PodDisruptionBudget/maya-chat" in _children(system)
-        system.kubectl("scale", MODEL, "--replicas=1")
-        eventually(lambda: len(_servers(system)) == 1, "one is left", 300)
-    assert asking.failures == []
+    # The size belongs to whoever scaled, never to the manager of the children.
+    assert _writers_of_the_size(system) == {"inferscale-operator-scale"}
+    assert [failure for one in (asking, *load) for failure in one.failures] == []
+    assert min(one.answers for one in load) > 0
+    _routes_a_user_to_one_server(system, folder)
+    _autoscale(system, down_seconds=5, idle_seconds=10)
+    settled(lambda: not _servers(system), "nobody asks, and no server is left", 300)
+    status = system.get(MODEL)["status"]
+    conditions = {item["type"]: item for item in status["conditions"]}
+    assert conditions["ServerAvailable"]["reason"] == "Asleep"
+    assert conditions["MetricsAvailable"]["status"] == "True"
+    assert status["autoscaling"]["coldStartSeconds"] > 0
+    with ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(system.ask, "What is my dog called?") for _ in range(2)]
+        answers = [answer.result() for answer in asked]
+    assert {answer["usage"]["memory"]["mode"] for answer in answers} == {"injected"}
+    # The API server forgets who wrote a size of 0, so afterwards it may be nobody's.
+    assert _writers_of_the_size(system) <= {"inferscale-activator", "inferscale-operator-scale"}
     system.wait_ready(MODEL)
+    assert _replicas(system) >= 1
+    reasons = {item["reason"] for item in system.items("events")}
+    assert {"Scaled", "FellAsleep"} <= reasons
+
+
+def _routes_a_user_to_one_server(system: System, folder: Path) -> None:
+    servers = [*system.pods("server").values()]
+    assert len(servers) == 2
+    port = free_port()
+    with running_router(servers, port, folder):
+        for user in ("maya", "nobody"):
+            before = [requests_of(server) for server in servers]
+            answers = [system.ask("Hi", port=port, tokens=1, user=user) for _ in range(3)]
+            more = [requests_of(s) - b for s, b in zip(servers, before, strict=True)]
+            assert sorted(more) == [0, 3]
+            mode = "injected" if user == "maya" else "none"
+            assert {item["usage"]["memory"]["mode"] for item in answers} == {mode}
 
 
 def _leaves_nothing(system: System, data: Path) -> None:
     volumes = data / "volumes" / system.namespace
     assert any(volumes.rglob("*.safetensors"))
     system.kubectl("delete", MODEL, STORE, "--wait=true", "--timeout=100s")
-    eventually(lambda: not _children(system), "all children are gone", 120)
+    settled(lambda: not _children(system), "all children are gone", 120)
     assert not list(volumes.rglob("*"))
     reasons = {item["reason"] for item in system.items("events")}
     assert "Erased" in reasons

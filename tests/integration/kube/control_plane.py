@@ -93,7 +93,9 @@ def _kubectl() -> str:
     return found
 
 
-def eventually(check: Callable[[], Any], what: str, seconds: float = WAIT_SECONDS) -> Any:
+def eventually(
+    check: Callable[[], Any], what: str, seconds: float = WAIT_SECONDS, pause: float = 0.1
+) -> Any:
     """The first true result of ``check``; an assertion error that says what did not come."""
     deadline = time.monotonic() + seconds
     while True:
@@ -102,7 +104,7 @@ def eventually(check: Callable[[], Any], what: str, seconds: float = WAIT_SECOND
             return result
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {seconds:g} s: {what}")
-        time.sleep(0.1)
+        time.sleep(pause)
 
 
 def _free_ports(count: int) -> int:
