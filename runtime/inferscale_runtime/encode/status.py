@@ -179,6 +179,11 @@ class StatusServer:
         class Server(ThreadingHTTPServer):
             address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
+            def handle_error(self, request: Any, client_address: Any) -> None:
+                """A client that has gone is no news either, and no traceback."""
+                if not isinstance(sys.exc_info()[1], ConnectionError):
+                    super().handle_error(request, client_address)
+
         try:
             self._server = Server((host, port), Handler)
         except (OSError, OverflowError) as error:

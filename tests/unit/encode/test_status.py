@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from inferscale_runtime.encode import status
 from inferscale_runtime.encode.status import EncodeStatus, ProgressLines, StatusServer
 from inferscale_runtime.errors import ConfigError
 
@@ -91,6 +92,25 @@ def test_ipv6() -> None:
         assert httpx.get(f"http://[::1]:{server.port}/inferscale/v1/status").status_code == 200
     finally:
         server.close()
+
+
+@pytest.mark.parametrize(("error", "shown"), [(BrokenPipeError, False), (KeyError, True)])
+def test_a_client_that_leaves_is_no_news(
+    error: type[Exception],
+    shown: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def fail(_: object) -> bytes:
+        raise error
+
+    monkeypatch.setattr(status, "generate_latest", fail)
+    server = StatusServer(EncodeStatus(), "127.0.0.1", 0)
+    # The server closes the connection when it has dealt with the error.
+    with pytest.raises(httpx.RemoteProtocolError):
+        httpx.get(f"http://127.0.0.1:{server.port}/metrics", trust_env=False)
+    server.close()
+    assert ("Traceback" in capfd.readouterr().err) is shown
 
 
 def test_a_port_in_use_is_named() -> None:
