@@ -45,13 +45,13 @@ class Command:
     def text(self) -> str:
         return "\n".join(self.lines)
 
-    def until(self, condition: Callable[[], Any]) -> Any:
+    def until(self, condition: Callable[[], Any], pause: float = 0.02) -> Any:
         end = time.monotonic() + self._patience
         while time.monotonic() < end:
             if found := condition():
                 return found
             assert self.process.poll() is None, self.text
-            time.sleep(0.02)
+            time.sleep(pause)
         raise AssertionError(self.text)
 
     def curl(self, number: int = 1) -> str:
@@ -66,9 +66,22 @@ class Command:
 
     def get(self, path: str = "/") -> dict[str, Any]:
         """What the server says through the Service's port."""
+        return self._ask(urllib.request.Request(self._address() + path))
+
+    def post(self, path: str, body: Any, method: str = "POST") -> dict[str, Any]:
+        """What the server answers to a JSON body."""
+        data, headers = json.dumps(body).encode(), {"content-type": "application/json"}
+        return self._ask(
+            urllib.request.Request(self._address() + path, data, headers, method=method)
+        )
+
+    def _address(self) -> str:
         address = re.search(r"http://127\.0\.0\.1:\d+", self.curl())
         assert address is not None
-        with urllib.request.urlopen(address.group(0) + path, timeout=self._patience) as answer:
+        return address.group(0)
+
+    def _ask(self, request: urllib.request.Request) -> dict[str, Any]:
+        with urllib.request.urlopen(request, timeout=self._patience) as answer:
             found: dict[str, Any] = json.loads(answer.read())
             return found
 
