@@ -1,4 +1,4 @@
-"""``inferscale up`` over facts of the memory API: written, encoded, forgotten, erased."""
+"""``inferscale up`` over facts of the memory API: written, encoded, erased."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def put(up: Command, texts: dict[str, str]) -> None:
     assert written["created"] == [*texts]
 
 
-def test_facts_are_written_encoded_forgotten_and_erased(up: Command) -> None:
+def test_facts_are_written_encoded_and_erased(up: Command) -> None:
     put(up, {"cello": "Maya plays the cello in a quartet.", "dog": "Maya has a beagle, Biscuit."})
     assert mode_of_an_answer(up) == "text"
     up.until(lambda: mode_of_an_answer(up) == "injected", pause=2)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from inferscale_runtime.errors import ConfigError
+from inferscale_runtime.packing.shape import KV_DTYPES
 
 DEFAULT_MODEL = Path("build/demo/model")
 
@@ -211,7 +212,7 @@ def _add_quality(kinds: Any) -> None:
     parser.add_argument("--judge-api-key-file", type=Path, metavar="FILE")
     parser.add_argument(
         "--kv-dtype",
-        choices=("auto", "int8", "fp8"),
+        choices=KV_DTYPES,
         default="auto",
         help="how the stores keep KV; text and stores of other runs in --workdir are used again",
     )

@@ -19,6 +19,7 @@ from inferscale_runtime.encode.import_cli import run_locomo
 from inferscale_runtime.encode.status import EncodeStatus, StatusServer
 from inferscale_runtime.encode.stop import StopSignal, Terminated
 from inferscale_runtime.errors import ConfigError, InferScaleError
+from inferscale_runtime.packing.shape import KV_DTYPES
 
 if TYPE_CHECKING:
     from inferscale_runtime.encode.input import UserInput
@@ -123,7 +124,7 @@ def register(subparsers: Any) -> None:
     encode.add_argument("--config", help="RuntimeConfig as JSON")
     encode.add_argument("--policy", help="context policy, for example neighbours:10")
     encode.add_argument(
-        "--kv-dtype", choices=("auto", "int8", "fp8"), help="how KV is stored; auto: not quantised"
+        "--kv-dtype", choices=KV_DTYPES, help="how KV is stored; auto: not quantised"
     )
     encode.add_argument("--embedder", help="minilm, a folder, or openai:MODEL@URL")
     encode.add_argument("--embedder-api-key-file", help="API key of an openai: embedder")

@@ -10,7 +10,7 @@ from inferscale_runtime.config import QuotaConfig
 from inferscale_runtime.encode.input import UserInput
 from inferscale_runtime.errors import ConfigError
 from inferscale_runtime.store.living import API
-from inferscale_runtime.store.records import UserMemory
+from inferscale_runtime.store.records import Fact, UserMemory
 
 RECOUNT_BYTES = 1 << 30
 """Own bytes after which the store is measured again: other shards write too (arbitrary)."""
@@ -98,6 +98,11 @@ def parse_time(text: str | None) -> datetime | None:
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
+def _learnt(fact: Fact, turn_times: Mapping[str, datetime | None]) -> datetime | None:
+    """A fact's own time, or else that of its source turn."""
+    return parse_time(fact.time) or turn_times.get(fact.turn_id or "")
+
+
 def drop_expired(
     users: Mapping[str, UserInput], max_age_days: int | None, now: datetime
 ) -> Retained:
@@ -122,7 +127,7 @@ def drop_expired(
         ids = {turn.id for turn in turns}
         facts = []
         for fact in given.facts:
-            when = parse_time(fact.time) or times.get(fact.turn_id or "")
+            when = _learnt(fact, times)
             if when is not None and when < oldest:
                 expired += 1
                 continue
@@ -149,11 +154,5 @@ def expired_facts(memory: UserMemory, max_age_days: int, now: datetime) -> list[
         fact.id
         for fact in memory.facts
         if fact.origin == API
-        and (
-            parse_time(fact.time)
-            or times.get(fact.turn_id or "")
-            or parse_time(fact.updated_at)
-            or now
-        )
-        < oldest
+        and (_learnt(fact, times) or parse_time(fact.updated_at) or now) < oldest
     ]

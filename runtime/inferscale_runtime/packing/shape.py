@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 KVDtype = Literal["auto", "int8", "fp8"]
 """How KV is stored: ``auto`` as the model computes it, else quantised."""
+KV_DTYPES: tuple[KVDtype, ...] = get_args(KVDtype)
 
 SCALE_BYTES = 2
 """Scales are bfloat16."""

@@ -22,6 +22,7 @@ from inferscale_runtime.encode.builtin import PREFIX
 from inferscale_runtime.encode.cli import base_config
 from inferscale_runtime.encode.model import resolve_model
 from inferscale_runtime.errors import ConfigError
+from inferscale_runtime.packing.shape import KV_DTYPES
 from inferscale_runtime.server.explain import add_arguments, explain_budget
 from inferscale_runtime.server.leftovers import remove_leftovers
 
@@ -58,7 +59,7 @@ def register(subparsers: Any) -> None:
     )
     serve.add_argument(
         "--kv-dtype",
-        choices=("auto", "int8", "fp8"),
+        choices=KV_DTYPES,
         help="how the arenas keep KV; as in 'inferscale encode', or nothing is saved",
     )
     serve.add_argument("--dram-bytes", type=int, help="size of the DRAM arena")
