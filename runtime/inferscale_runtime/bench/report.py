@@ -70,7 +70,9 @@ class Report:
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
-    return f"{value:.2f}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.3f}" if abs(value) < 1 else f"{value:.2f}"
 
 
 def machine() -> dict[str, Any]:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
 
 from inferscale_runtime.errors import DamagedStoreError, StoreError
 from inferscale_runtime.server import metrics
 from inferscale_runtime.server.users import UserView
 from inferscale_runtime.store.records import Segment
 from inferscale_runtime.store.store import Store
+from inferscale_runtime.store.stored import StoredSegment
+from inferscale_runtime.store.tensors import byte_view
 from inferscale_runtime.tiers.arena import Arena
 from inferscale_runtime.tracing import annotate, traced
 
@@ -33,7 +39,9 @@ class Staging:
         self._name = name
         self._arena = arena
         self._timeout = timeout_seconds
-        self._running: dict[str, asyncio.Task[str | None]] = {}
+        self._running: dict[str, asyncio.Future[str | None]] = {}
+        # First come, first served, and few at a time: side by side all would be late together.
+        self._readers = ThreadPoolExecutor(_readers(store), thread_name_prefix="inferscale-stage")
 
     @traced("memory.stage")
     async def ensure(self, user: str, view: UserView, segments: Sequence[Segment]) -> str | None:
@@ -53,7 +61,8 @@ class Staging:
         annotate(segments=len(segments), missing=len(missing))
         new = [s for s in missing if s.key not in self._running]
         if new:
-            task = asyncio.create_task(asyncio.to_thread(self.read, user, view, new))
+            loop = asyncio.get_running_loop()
+            task = loop.run_in_executor(self._readers, self.read, user, view, new)
             for segment in new:
                 self._running[segment.key] = task
             task.add_done_callback(lambda _: [self._running.pop(s.key, None) for s in new])
@@ -67,32 +76,57 @@ class Staging:
     def read(self, user: str, view: UserView, segments: list[Segment]) -> str | None:
         """Reads segments into the arena; blocks. Returns why the store did not answer, or None."""
         started = time.perf_counter()
+        sizes: list[int] = []
         try:
-            read = self._store.read_segments(user, segments)
+            for segment, source in zip(
+                segments, self._store.find_segments(user, segments), strict=True
+            ):
+                sizes.append(self._stage(view, segment, source))
         except Exception as error:
             # Object storage may be away for a while, and each has errors of its own: text now,
             # another try with the next request. Messages of other libraries may quote signed URLs.
             what = error if isinstance(error, StoreError) else type(error).__name__
-            logger.warning(
-                "store '%s': %d segments could not be read: %s", self._name, len(segments), what
-            )
-            metrics.UNUSABLE_SEGMENTS.labels("unreadable").inc(len(segments))
+            left = len(segments) - len(sizes)
+            logger.warning("store '%s': %d segments could not be read: %s", self._name, left, what)
+            metrics.UNUSABLE_SEGMENTS.labels("unreadable").inc(left)
             return "segment_unreadable"
-        staged, size = 0, 0
-        for segment, kv in zip(segments, read, strict=True):
-            if isinstance(kv, DamagedStoreError):
-                view.damaged.add(segment.key)
-                metrics.UNUSABLE_SEGMENTS.labels("damaged").inc()
-            elif not self._arena.put(segment.key, kv, store=self._name):
-                metrics.UNUSABLE_SEGMENTS.labels("full").inc()
-            else:
-                staged, size = staged + 1, size + kv.nbytes
-                if segment.key in view.retired:
-                    self._arena.discard([segment.key])  # It went while it was read.
         seconds = time.perf_counter() - started
         metrics.STAGING_SECONDS.observe(seconds)
-        self._arena.stats.staged(self._name, staged, size, seconds)
+        self._arena.stats.staged(self._name, sum(map(bool, sizes)), sum(sizes), seconds)
         return None
+
+    def _stage(
+        self, view: UserView, segment: Segment, source: StoredSegment | DamagedStoreError
+    ) -> int:
+        """Reads one segment into the arena; returns its bytes, 0 when it is not there."""
+        try:
+            if isinstance(source, DamagedStoreError):
+                raise source
+            there = self._put(segment, source)
+        except DamagedStoreError:
+            view.damaged.add(segment.key)
+            metrics.UNUSABLE_SEGMENTS.labels("damaged").inc()
+            return 0
+        if not there:
+            metrics.UNUSABLE_SEGMENTS.labels("full").inc()
+            return 0
+        if segment.key in view.retired:
+            self._arena.discard([segment.key])  # It went while it was read.
+        return source.nbytes
+
+    def _put(self, segment: Segment, source: StoredSegment) -> bool:
+        if not self._arena.takes(source.layout):
+            return self._arena.put(segment.key, source.kv(), store=self._name)
+
+        def write(runs: Sequence[torch.Tensor]) -> None:
+            source.read_into([byte_view(run) for run in runs])
+
+        return self._arena.fill(segment.key, segment.num_tokens, write, store=self._name)
+
+
+def _readers(store: Store) -> int:
+    """Users whose segments are read at once (arbitrary): memory copies, or answers of a network."""
+    return min(4, len(os.sched_getaffinity(0))) if store.local else 8
 
 
 def shortfall(

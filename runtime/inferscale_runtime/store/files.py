@@ -9,6 +9,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from io import RawIOBase
 from pathlib import Path
 from typing import Any
 
@@ -87,12 +88,21 @@ class StoreFiles:
                 for start, end in ranges:
                     part = bytearray(end - start)
                     handle.seek(start)
-                    done = 0
-                    # One read call may return less than asked for, above 2 GiB always.
-                    while done < len(part) and (n := handle.readinto(memoryview(part)[done:])):
-                        done += n
+                    done = _fill(handle, memoryview(part))
                     parts.append(part if done == len(part) else part[:done])
             return parts
+
+    def read_into(self, rel: str, start: int, parts: Sequence[memoryview]) -> int:
+        """Reads a local file from ``start`` on into buffers; returns how many bytes there were."""
+        total = 0
+        with _reading(rel), open(self.path(rel), "rb", buffering=0) as handle:
+            handle.seek(start)
+            for part in parts:
+                done = _fill(handle, part)
+                total += done
+                if done < len(part):
+                    break
+        return total
 
     def chunks(self, rel: str, size: int = 8 << 20) -> Iterator[Buffer]:
         """Yields a file in pieces, so that hashing it needs little memory."""
@@ -317,6 +327,15 @@ def _reading(rel: str) -> Iterator[None]:
         raise FileNotFoundError(rel) from exc
     except OSError as exc:
         raise DamagedStoreError(rel, f"it cannot be read ({exc.strerror or exc})") from exc
+
+
+def _fill(handle: RawIOBase, part: memoryview) -> int:
+    """Reads until the buffer is full or the file ends; returns how many bytes there were."""
+    done = 0
+    # One read call may return less than asked for, above 2 GiB always.
+    while done < len(part) and (count := handle.readinto(part[done:])):
+        done += count
+    return done
 
 
 def _name(info: dict[str, Any]) -> str:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from isal.isal_zlib import crc32
+
 from inferscale_runtime.errors import DamagedStoreError
 from inferscale_runtime.store.files import Buffer, StoreFiles
 from inferscale_runtime.store.kvfile import Layout, read_layout
 from inferscale_runtime.store.manifest import FileRef
-from inferscale_runtime.store.reader import read_checked
 from inferscale_runtime.store.records import Segment
+from inferscale_runtime.store.stored import StoredSegment
 
 if TYPE_CHECKING:
     from inferscale_runtime.store.tensors import StoredKV
@@ -107,7 +108,7 @@ def put_segments(
                 tuple(segment.context_turn_ids),
                 ref.name,
                 row,
-                zlib.crc32(data),
+                crc32(data),
             )
             row += len(segment.token_ids)
     return refs, added
@@ -193,22 +194,20 @@ def _rewrite(
     layout = read_layout(files, path)
     kept: list[Segment] = []
     for segment in segments:
-        part = read_checked(files, path, layout, [segment])[0]
-        if not isinstance(part, DamagedStoreError):
-            kept.append(segment)
-        elif strict:
-            _LOG.warning("%s", part)
+        try:
+            StoredSegment(files, path, layout, segment).data()
+        except DamagedStoreError as exc:
+            if not strict:
+                raise
+            _LOG.warning("%s", exc)
         else:
-            raise part
+            kept.append(segment)
     if not kept:
         raise DamagedStoreError(path, "none of its segments is whole")
 
     def parts() -> Iterator[Buffer]:
         for segment in kept:
-            part = read_checked(files, path, layout, [segment])[0]
-            if isinstance(part, DamagedStoreError):
-                raise part
-            yield part
+            yield StoredSegment(files, path, layout, segment).data()
 
     small = replace(layout, rows=sum(s.num_tokens for s in kept))
     return put_kv(files, folder, "kv", small, parts), kept

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pydantic import JsonValue
 
 from inferscale_runtime.errors import ConfigError, DamagedStoreError, StoreFormatError
-from inferscale_runtime.store import reader, users, verify, writer
+from inferscale_runtime.store import reader, stored, users, verify, writer
 from inferscale_runtime.store.erase import (
     Receipt,
     UserReceipt,
@@ -37,6 +37,7 @@ from inferscale_runtime.store.recent import recent_users
 from inferscale_runtime.store.records import Segment, UserMemory
 from inferscale_runtime.store.sizes import shard_bytes
 from inferscale_runtime.store.snapshot import Snapshots
+from inferscale_runtime.store.stored import StoredSegment
 from inferscale_runtime.store.verify import StoreStats, UserStats
 from inferscale_runtime.store.writer import Change
 
@@ -71,6 +72,11 @@ class Store:
     def url(self) -> str:
         """The URL that the store was opened with."""
         return self._files.url
+
+    @property
+    def local(self) -> bool:
+        """Whether it is a folder, and no object storage."""
+        return self._files.local
 
     @classmethod
     def open(cls, url: str, *, create: bool = False) -> Store:
@@ -203,7 +209,13 @@ class Store:
         segments are read. A segment whose file is missing or whose bytes changed gives the error in
         its place.
         """
-        return reader.read_segments(self._files, user, segments)
+        return stored.read_segments(self._files, user, segments)
+
+    def find_segments(
+        self, user: str, segments: Sequence[Segment]
+    ) -> list[StoredSegment | DamagedStoreError]:
+        """Returns where each segment's bytes are, to be read one by one, or what is wrong there."""
+        return stored.find_segments(self._files, user, segments)
 
     def write_preamble(
         self,

@@ -12,7 +12,8 @@ from inferscale_runtime.store.files import Buffer
 from inferscale_runtime.store.kvfile import Layout
 
 _NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
-_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+"""Name of an element type in safetensors -> torch's."""
 
 StoredKV = torch.Tensor | PackedKV
 """Plain rows ``[num_tokens, num_layers, 2, num_kv_heads, head_dim]``, or quantised ones."""
@@ -64,9 +65,14 @@ def to_buffer(kv: StoredKV) -> Buffer:
     return flat.view(torch.uint8).numpy().data
 
 
+def byte_view(rows: torch.Tensor) -> memoryview:
+    """Returns the bytes of contiguous rows on the CPU, to be written to."""
+    return rows.view(-1).view(torch.uint8).numpy().data
+
+
 def plain_from_buffer(data: Buffer, layout: Layout) -> torch.Tensor:
     """Returns the tensor of whole plain rows."""
-    flat = torch.frombuffer(_writable(data), dtype=_DTYPES[layout.dtype])
+    flat = torch.frombuffer(_writable(data), dtype=DTYPES[layout.dtype])
     return flat.view(-1, layout.layers, 2, layout.heads, layout.dim)
 
 

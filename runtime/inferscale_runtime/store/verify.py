@@ -12,8 +12,9 @@ from inferscale_runtime.store import tables
 from inferscale_runtime.store.files import StoreFiles
 from inferscale_runtime.store.kvfile import read_layout
 from inferscale_runtime.store.manifest import LOCK, MANIFEST, PREAMBLES, USERS, FileRef, Manifest
-from inferscale_runtime.store.reader import load_manifest, load_preamble, read_checked, read_table
+from inferscale_runtime.store.reader import load_manifest, load_preamble, read_table
 from inferscale_runtime.store.records import Segment
+from inferscale_runtime.store.stored import StoredSegment
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +196,7 @@ def _check_segments(files: StoreFiles, path: str, segments: list[Segment]) -> It
     except DamagedStoreError:
         return  # The file's own line is enough.
     for segment in segments:  # One at a time, as a file may be larger than memory.
-        part = read_checked(files, path, layout, [segment])[0]
-        if isinstance(part, DamagedStoreError):
-            yield str(part)
+        try:
+            StoredSegment(files, path, layout, segment).data()
+        except DamagedStoreError as exc:
+            yield str(exc)

@@ -18,8 +18,10 @@ import numpy.typing as npt
 import torch
 
 from inferscale_runtime.packing.rows import PackedKV
+from inferscale_runtime.store.kvfile import Layout
 from inferscale_runtime.tiers.arena_use import ByteLimits, StoreUse
-from inferscale_runtime.tiers.eviction import EvictionPolicy, Resident, StoreLimits
+from inferscale_runtime.tiers.eviction import EvictionPolicy, Resident
+from inferscale_runtime.tiers.form import SlabForm
 from inferscale_runtime.tiers.leases import Hold, Lease
 from inferscale_runtime.tiers.slab import LEASE_DONE, LEASE_FREE, LEASE_NEW, NUM_LEASES
 from inferscale_runtime.tiers.spans import FreeSpans
@@ -48,7 +50,7 @@ class Arena:
         leases: npt.NDArray[np.int64],
         stats: TierStats | None = None,
         stamps: npt.NDArray[np.int64] | None = None,
-        form: Callable[[torch.Tensor | PackedKV], torch.Tensor] | None = None,
+        form: SlabForm | None = None,
     ) -> None:
         self._slab = slab
         self._form = form
@@ -120,14 +122,7 @@ class Arena:
         size = self.row_bytes
         total = int(self._slab.shape[0])
         budget = total if budget_bytes is None else min(total, budget_bytes // size)
-        rows = {
-            name: StoreLimits(
-                limit.floor_bytes // size,
-                None if limit.ceiling_bytes is None else limit.ceiling_bytes // size,
-                limit.tier,
-            )
-            for name, limit in limits.items()
-        }
+        rows = {name: limit.in_rows(size) for name, limit in limits.items()}
         with self._lock:
             self._policy.configure(budget, rows)
             self._collect()
@@ -172,6 +167,38 @@ class Arena:
             False when there is no room beside pinned segments and other stores' floors.
         """
         rows = self._rows(kv)
+
+        def copy(runs: Sequence[torch.Tensor]) -> None:
+            done = 0
+            for run in runs:
+                run.copy_(rows[done : done + len(run)])
+                done += len(run)
+
+        return self.fill(key, len(rows), copy, pin=pin, store=store)
+
+    def takes(self, layout: Layout) -> bool:
+        """Whether ``fill`` may be given a stored segment's bytes as they are."""
+        return self._form is not None and self._form.takes(layout)
+
+    def fill(
+        self,
+        key: str,
+        num_rows: int,
+        write: Callable[[Sequence[torch.Tensor]], None],
+        *,
+        pin: bool = False,
+        store: str = "",
+    ) -> bool:
+        """As ``put`` for a segment that writes itself.
+
+        Args:
+            key: Segment key.
+            num_rows: Its tokens.
+            write: Given the rows of the slab, in one piece or several. What it raises is raised
+                here, and the rows are wiped.
+            pin: Keep it for good.
+            store: Whose limits it counts against.
+        """
         with self._lock:
             self._collect()
             while key in self._writing:
@@ -181,16 +208,14 @@ class Arena:
                     self._policy.pin(self._entries[key])
                     self._kept[key] += 1
                 return True
-            entry = self._reserve(key, store, len(rows))
+            entry = self._reserve(key, store, num_rows)
             if entry is None:
                 return False
             self._writing.add(key)
         try:
-            done = 0
-            for start, count in entry.runs:
-                self._slab[start : start + count].copy_(rows[done : done + count])
-                done += count
+            write([self._slab[start : start + count] for start, count in entry.runs])
         except BaseException:
+            self._wipe(entry)
             with self._lock:
                 self._end_writing(entry)
                 self._drop(entry)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inferscale_runtime.tiers.eviction import Tier
+from inferscale_runtime.tiers.eviction import StoreLimits, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +41,8 @@ class ByteLimits:
     floor_bytes: int = 0
     ceiling_bytes: int | None = None
     tier: Tier = "dram"
+
+    def in_rows(self, row_bytes: int) -> StoreLimits:
+        """The same for rows of so many bytes."""
+        ceiling = None if self.ceiling_bytes is None else self.ceiling_bytes // row_bytes
+        return StoreLimits(self.floor_bytes // row_bytes, ceiling, self.tier)

@@ -12,6 +12,9 @@ from pathlib import Path
 import torch
 
 from inferscale_runtime.packing.rows import PackedKV, channel_exponents, pack
+from inferscale_runtime.store.kvfile import Layout
+from inferscale_runtime.store.tensors import DTYPES as STORED
+from inferscale_runtime.store.tensors import byte_view
 from inferscale_runtime.tiers.slab import DTYPES, SlabShape, write_exponents
 
 
@@ -47,6 +50,19 @@ class SlabForm:
                 return kv.rows
             kv = kv.unpack(torch.float32)
         return pack(kv, packed.kind, exponents).rows
+
+    def takes(self, layout: Layout) -> bool:
+        """Whether a stored segment's bytes are those of the slab's rows, as they are."""
+        shape, packed = self._shape, self._shape.packed
+        if packed is None:
+            sizes = (shape.num_layers, shape.num_kv_heads, shape.head_dim)
+            same = (layout.layers, layout.heads, layout.dim) == sizes
+            return same and STORED.get(layout.dtype) == DTYPES[shape.dtype]
+        with self._lock:
+            fixed = self._exponents
+        if fixed is None or layout.packed != packed:
+            return False
+        return layout.exponents == bytes(byte_view(fixed.contiguous()))
 
     def _fixed(self, kv: torch.Tensor | PackedKV) -> torch.Tensor:
         with self._lock:

@@ -81,6 +81,13 @@ ALERTS: dict[str, tuple[Series, Series]] = {
             f'{REQUESTS}{{{POD},mode="injected",reason="segment_missing"}}': "0+70x150",
         },
     ),
+    "InferScaleMemoryFarFromText": (
+        {f'inferscale_canary_degraded{{{POD},store="s"}}': "0+0x30 1x120"},
+        {
+            f'inferscale_canary_degraded{{{POD},store="s"}}': ZEROS,
+            f'inferscale_canary_kl{{{POD},store="s"}}': "3x150",
+        },
+    ),
     "InferScaleDamagedSegments": (
         {f'{UNUSABLE}{{{POD},reason="damaged"}}': "_x100 1x50"},
         {

@@ -21,6 +21,7 @@ from inferscale_runtime.server.stores import Embedders, ServedStore
 from inferscale_runtime.store.records import Fact, UserMemory
 from inferscale_runtime.store.store import NewSegment, Store
 from inferscale_runtime.tiers.arena import Arena
+from inferscale_runtime.tiers.form import SlabForm
 from inferscale_runtime.tiers.slab import SlabShape, create_run_files, map_leases, map_slab
 
 FINGERPRINT = "ab" * 32
@@ -134,7 +135,8 @@ class World:
         run_dir.mkdir()
         shape = SlabShape(num_rows, num_layers=2, num_kv_heads=1, head_dim=4, dtype="float32")
         create_run_files(run_dir, shape)
-        self.arena = Arena(map_slab(run_dir, shape), map_leases(run_dir))
+        form = SlabForm(shape, run_dir)
+        self.arena = Arena(map_slab(run_dir, shape), map_leases(run_dir), form=form)
 
     def url(self, name: str) -> str:
         return str(self.folder / name)

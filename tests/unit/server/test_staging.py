@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from inferscale_runtime.server.options import MemoryOptions
 from inferscale_runtime.server.service import MemoryService, Prepared
 from inferscale_runtime.server.staging import Staging
+from inferscale_runtime.tiers.slab import load_shape, map_slab
 
 
 async def ask(service: MemoryService, user: str) -> Prepared:
@@ -98,3 +100,60 @@ def test_a_request_that_waited_too_long_keeps_nothing(
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(ask(service, "ann"))
     assert small.arena.pinned_rows == preamble
+
+
+def test_what_a_store_holds_is_what_the_arena_gets(world: Any, kit: Any) -> None:
+    store = world.store("a")
+    kit.add_encoding(store)
+    kit.commit(store, "ann", ["ann sings", "ann dives"])
+    service = world.service("a")
+    prepared = asyncio.run(ask(service, "ann"))
+    assert prepared.usage.mode == "injected"
+    assert prepared.lease is not None
+    current = service.stores["a"].current
+    view = current.users.get("ann", current.identity.fingerprint)
+    segments = list(view.segments.values())
+    read = store.read_segments("ann", segments)
+    stored = {segment.key: kv for segment, kv in zip(segments, read, strict=True)}
+    slab = map_slab(world.folder / "run", load_shape(world.folder / "run"))
+    rows = torch.cat([slab[start : start + count] for start, count in prepared.lease.runs])
+    preamble = store.read_preamble(kit.FINGERPRINT)[2]
+    wanted = [preamble, *(stored[key] for key in prepared.lease.keys[1:])]
+    assert torch.equal(rows, torch.cat(wanted))
+    world.arena.end(prepared.lease, submitted=False)
+
+
+def test_users_are_read_in_the_order_in_which_they_came(
+    world: Any, kit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many at once must not all be late together."""
+    store = world.store("a")
+    kit.add_encoding(store)
+    users = [f"u{number:02}" for number in range(20)]
+    for user in users:
+        kit.commit(store, user, [f"{user} sings"])
+    service = world.service("a")
+    begun, ended, most = [], [], []
+    read = Staging.read
+
+    def seen(self: Staging, user: str, view: Any, segments: Any) -> str | None:
+        begun.append(user)
+        most.append(len(begun) - len(ended))
+        time.sleep(0.005)  # Lets the others come in between, if they could.
+        found = read(self, user, view, segments)
+        ended.append(user)
+        return found
+
+    monkeypatch.setattr(Staging, "read", seen)
+
+    async def all_of_them() -> list[str]:
+        current = service.stores["a"].current
+        views = {u: current.users.get(u, current.identity.fingerprint) for u in users}
+        ensure = current.staging.ensure
+        return await asyncio.gather(
+            *(ensure(u, views[u], list(views[u].segments.values())) for u in users)
+        )
+
+    assert asyncio.run(all_of_them()) == [None] * 20
+    assert begun == users
+    assert max(most) <= 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,10 +93,13 @@ def test_a_segment_that_went_while_it_was_read_does_not_stay(world: Any) -> None
     view = current.users.get("ann", current.identity.fingerprint)
     assert view is not None
     segments = list(view.segments.values())
-    read = current.store.read_segments("ann", segments)
+    found = [
+        replace(source, sent=source.data())
+        for source in current.store.find_segments("ann", segments)
+    ]
     living.delete_facts(world.store("a"), "ann", ["0", "1"])
     current.users.sweep()
-    current.store.read_segments = lambda *_: read  # type: ignore[method-assign]
+    current.store.find_segments = lambda *_: found  # type: ignore[method-assign]
     current.staging.read("ann", view, segments)
     assert world.arena.resident([segment.key for segment in segments]) == set()
 

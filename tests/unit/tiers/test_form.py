@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
-from inferscale_runtime.packing.rows import channel_exponents, pack
+from inferscale_runtime.packing.rows import PackedKV, channel_exponents, pack
+from inferscale_runtime.store.kvfile import Layout
+from inferscale_runtime.store.tensors import layout_of
 from inferscale_runtime.tiers.arena import Arena
 from inferscale_runtime.tiers.device_arena import DeviceArena
 from inferscale_runtime.tiers.form import SlabForm
@@ -93,3 +96,47 @@ def test_a_quantised_store_in_a_plain_arena(tmp_path: Path) -> None:
     found = map_slab(tmp_path, shape)[first : first + count]
     assert torch.equal(found, packed.unpack(torch.float32))
     assert load_exponents(tmp_path, shape) is None
+
+
+def layout(kind: str, kv: torch.Tensor | PackedKV = FACT) -> Layout:
+    found = layout_of([kv], [5])
+    assert found.dtype == kind
+    return found
+
+
+def test_bytes_are_taken_as_they_are_only_where_they_mean_the_same(tmp_path: Path) -> None:
+    folders = {kind: tmp_path / kind for kind in ("auto", "int8", "fp8")}
+    for folder in folders.values():
+        folder.mkdir()
+    arenas = {kind: arena_of(folder, kind)[0] for kind, folder in folders.items()}
+    exponents = channel_exponents(PREAMBLE)
+    others = exponents.clone()
+    others[0, 0, 0] += 1
+    stored = {
+        "auto": layout("F32"),
+        "int8": layout("int8", pack(FACT, "int8", exponents)),
+        "fp8": layout("fp8", pack(FACT, "fp8", exponents)),
+        "other exponents": layout("int8", pack(FACT, "int8", others)),
+        "other dtype": layout("F16", FACT.half()),
+        "other heads": layout("F32", FACT[:, :, :, :2].contiguous()),
+        "other layers": layout("F32", FACT[:, :1].contiguous()),
+    }
+    taken = {(a, s) for a in arenas for s in stored if arenas[a].takes(stored[s])}
+    assert taken == {(kind, kind) for kind in arenas}
+
+
+def test_nothing_is_left_of_a_segment_that_could_not_be_read(tmp_path: Path) -> None:
+    arena, shape = arena_of(tmp_path, "auto")
+    used = arena.used_rows
+
+    def fails(runs: Sequence[torch.Tensor]) -> None:
+        for run in runs:
+            run.fill_(7)
+        raise OSError("the disk")
+
+    with pytest.raises(OSError, match="the disk"):
+        arena.fill("fact", 5, fails)
+    assert arena.resident(["fact"]) == set()
+    assert arena.used_rows == used
+    assert not (map_slab(tmp_path, shape) == 7).any()
+    assert arena.put("fact", FACT), "the key is free again"

@@ -1,0 +1,60 @@
+"""A segment is read into memory that is there, whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from inferscale_runtime.errors import DamagedStoreError
+from inferscale_runtime.store.store import Store
+from inferscale_runtime.store.stored import StoredSegment
+from inferscale_runtime.store.tensors import byte_view
+
+
+@pytest.fixture(params=["folder", "memory"])
+def either(request: pytest.FixtureRequest, store: Store, tmp_path: Path) -> Store:
+    """A folder, and what answers as object storage does."""
+    if request.param == "folder":
+        return store
+    return Store.open(f"memory://{tmp_path.name}", create=True)
+
+
+def sources(store: Store, kit: SimpleNamespace) -> list[StoredSegment]:
+    memory = kit.filled(store)
+    found = store.find_segments("ana", list(memory.encodings[kit.FP].values()))
+    assert all(isinstance(source, StoredSegment) for source in found)
+    return [source for source in found if isinstance(source, StoredSegment)]
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_pieces_hold_what_was_written(either: Store, kit: SimpleNamespace, first: int) -> None:
+    for number, source in enumerate(sources(either, kit)):
+        written = kit.segment(number).kv
+        pieces = [torch.zeros_like(written[:first]), torch.zeros_like(written[first:])]
+        source.read_into([byte_view(piece) for piece in pieces])
+        assert torch.equal(torch.cat(pieces), written)
+        assert source.nbytes == written.nbytes
+        assert torch.equal(source.kv(), written)
+
+
+def test_changed_bytes_are_an_error_whichever_way_they_are_read(
+    store: Store, kit: SimpleNamespace, folder_of: Callable[[str], Path]
+) -> None:
+    *whole, last = sources(store, kit)
+    (path,) = folder_of("ana").glob("kv*")
+    kit.flip(path, path.stat().st_size - 1)
+    room = memoryview(bytearray(last.nbytes))
+    for read in (last.kv, last.data, lambda: last.read_into([room])):
+        with pytest.raises(DamagedStoreError, match="crc32 of fact 'f3'"):
+            read()
+    assert [source.kv() is not None for source in whole] == [True] * 3
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DamagedStoreError, match="crc32 of fact 'f3'"):
+        last.read_into([room])
+    path.unlink()
+    with pytest.raises(DamagedStoreError, match="it is missing"):
+        last.read_into([room])
