@@ -97,7 +97,7 @@ def _lazily(runner: str) -> Callable[[argparse.Namespace], int]:
     def run(arguments: argparse.Namespace) -> int:
         from inferscale_runtime.bench import run as runs
         from inferscale_runtime.bench.report import check_outputs
-        from inferscale_runtime.bench.server import terminable
+        from inferscale_runtime.children import terminable
 
         check_outputs(arguments.json, arguments.plot)
         with terminable():

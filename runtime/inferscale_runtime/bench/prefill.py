@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from inferscale_runtime.bench.report import BenchError, Row
-from inferscale_runtime.bench.server import environment, say
+from inferscale_runtime.bench.server import say
+from inferscale_runtime.children import environment
 from inferscale_runtime.encode.engine import (
     EncodeEngine,
     EncodeRequest,

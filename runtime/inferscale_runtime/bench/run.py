@@ -16,9 +16,9 @@ from inferscale_runtime.bench.client import Ask, ChatClient
 from inferscale_runtime.bench.report import BenchError, Curve, Report, Row, draw, publish
 from inferscale_runtime.bench.server import (
     ServerOptions,
+    bench_server,
     encode_workload,
     find_log_line,
-    running_server,
     say,
 )
 from inferscale_runtime.bench.workload import Workload, synthetic_workload
@@ -97,7 +97,7 @@ def serving(arguments: argparse.Namespace, workload: Workload, model: str) -> It
     if arguments.dram_bytes is None:
         options = _fit_arena(options)
     say("starting the server")
-    with running_server(options) as url:
+    with bench_server(options) as url:
         say(find_log_line(options.log, "inject: the") or "the server's log names no writer")
         yield url
 

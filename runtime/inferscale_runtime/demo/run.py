@@ -9,24 +9,19 @@ import contextlib
 import json
 import os
 import platform
-import signal
-import socket
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from inferscale_runtime import __version__
+from inferscale_runtime.children import encode, running_server, terminable
 from inferscale_runtime.demo.model import build_smollm2
 from inferscale_runtime.errors import InferScaleError
 
 USER = "maya"
 SAMPLE = Path(__file__).with_name("sample.jsonl")
-START_TIMEOUT_S = 300
 # Eager saves minutes of compilation at start, and both modes run the same kernels. A fixed cache
 # size keeps vLLM from reserving most of a laptop's memory.
 SERVER_FLAGS: tuple[str, ...] = ("--served-model-name", "smollm2", "--", "--enforce-eager")
@@ -77,9 +72,9 @@ def run_demo(workdir: Path, report: Path, repeats: int) -> None:
     _say("1/5 model: SmolLM2-135M-Instruct in float32 (made once)")
     build_smollm2(workdir / "model")
     _say("2/5 encode: reading the sample memory; only new facts are encoded")
-    _encode([*common, "--input", str(SAMPLE)])
+    encode([*common, "--input", str(SAMPLE)])
     _say("3/5 serve: starting vLLM on the CPU (about a minute)")
-    with _server(common, workdir / "server.log") as url:
+    with terminable(), running_server([*common, *SERVER_FLAGS], workdir / "server.log") as url:
         client = _Client(url)
         _say("4/5 ask: the same question, with injected KV and with the facts as text")
         for k in KS:
@@ -97,77 +92,6 @@ def run_demo(workdir: Path, report: Path, repeats: int) -> None:
 
 def _say(text: str) -> None:
     print(f"demo: {text}", flush=True)
-
-
-def _command(*args: str) -> list[str]:
-    # -P: the folder from which the demo is started must not shadow installed packages.
-    return [sys.executable, "-P", "-m", "inferscale_runtime.cli", *args]
-
-
-def _environment() -> dict[str, str]:
-    # The demo needs no network: the model and the embedder are installed packages.
-    return {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-
-
-def _encode(args: list[str]) -> None:
-    status = subprocess.run(_command("encode", *args), env=_environment(), check=False).returncode
-    if status:
-        raise DemoError(f"'inferscale encode' failed with status {status}, see above")
-
-
-@contextlib.contextmanager
-def _server(args: list[str], log: Path) -> Iterator[str]:
-    """Runs ``inferscale serve`` while the block runs and gives its URL."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    # A plain SIGTERM would end this process without the cleanup below and leave the server running.
-    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                _command("serve", *args, "--host", "127.0.0.1", "--port", str(port), *SERVER_FLAGS),
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=_environment(),
-                start_new_session=True,
-            )
-        try:
-            _wait_healthy(process, url, log)
-            yield url
-        finally:
-            _stop(process)
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-
-
-def _wait_healthy(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    import httpx
-
-    deadline = time.monotonic() + START_TIMEOUT_S
-    with httpx.Client(trust_env=False, timeout=5) as client:
-        while process.poll() is None and time.monotonic() < deadline:
-            with contextlib.suppress(httpx.HTTPError):
-                if client.get(f"{url}/health").status_code == 200:
-                    return
-            time.sleep(0.5)
-    status = process.poll()
-    what = f"was not ready after {START_TIMEOUT_S} s" if status is None else f"ended with {status}"
-    tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-30:])
-    raise DemoError(f"the server {what}. End of {log}:\n{tail}")
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(30)
-    except subprocess.TimeoutExpired:
-        _say("the server did not stop in 30 s, killing it")
-    # The engine is a child of its own; the session's group reaches it also when the parent is gone.
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 class _Client:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -33,8 +32,9 @@ from inferscale_runtime.bench.quality.questions import (
 from inferscale_runtime.bench.quality.score import compare, mean_nats
 from inferscale_runtime.bench.quality.settings import Setting, parse_settings
 from inferscale_runtime.bench.quality.summary import summarise_categories
-from inferscale_runtime.bench.report import BenchError, Report, Row, versions
-from inferscale_runtime.bench.server import command, environment, say
+from inferscale_runtime.bench.report import Report, Row, versions
+from inferscale_runtime.bench.server import say
+from inferscale_runtime.children import encode
 from inferscale_runtime.fingerprint import canonical_digest, model_digest
 from inferscale_runtime.packing.shape import KVDtype
 
@@ -135,7 +135,9 @@ def measure(arguments: argparse.Namespace, model: str, report: Report) -> None:
         arguments.data, arguments.users, arguments.questions, options.seed
     )
     options.workdir.mkdir(parents=True, exist_ok=True)
-    costs = {policy: encode(options, policy, conversations) for policy in options.policies}
+    costs = {
+        policy: encode_conversations(options, policy, conversations) for policy in options.policies
+    }
     with tempfile.TemporaryDirectory(prefix="inferscale-bench-", dir="/dev/shm") as run_dir:
         config = runtime_config(
             options.policies,
@@ -161,7 +163,7 @@ def measure(arguments: argparse.Namespace, model: str, report: Report) -> None:
     report.rows.sort(key=lambda row: (row["category"] != "all", row["k"]))
 
 
-def encode(options: Options, policy: str, conversations: Conversations) -> Row:
+def encode_conversations(options: Options, policy: str, conversations: Conversations) -> Row:
     """Encodes the conversations with a policy; facts that are in the store are not read again.
 
     Returns:
@@ -177,14 +179,12 @@ def encode(options: Options, policy: str, conversations: Conversations) -> Row:
         lines = [line for user in conversations.lines.values() for line in user]
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         facts.write_text(text, encoding="utf-8")
-        given = ["encode", "--input", str(facts), "--model", options.model]
+        given = ["--input", str(facts), "--model", options.model]
         given += ["--store", str(folder / "store"), "--dtype", options.dtype]
         given += ["--policy", policy, "--kv-dtype", options.kv_dtype, "--json", str(report)]
         given += ["--max-model-len", str(options.max_model_len)]
         given += ["--kv-cache-bytes", str(options.kv_cache_bytes)]
-        status = subprocess.run(command(*given), env=environment(), check=False).returncode
-        if status:
-            raise BenchError(f"'inferscale encode' failed with status {status}, see above")
+        encode(given)
         found = json.loads(report.read_text())
         known = {
             "encoded": known["encoded"] + found["encoded"],
