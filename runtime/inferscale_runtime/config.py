@@ -86,7 +86,8 @@ class TierConfig(_Section):
     """JSON file with the arena's budget and each store's floor, ceiling and tier, followed while
     the server runs; empty: the whole arena is shared by need."""
     stage_timeout_ms: int = Field(2000, ge=0, le=600_000)
-    """How long a request waits for its facts to be read from disk before they go as text."""
+    """How long a request waits for its facts to be read from disk before they go as text, while
+    nothing is read; five times that in all while others are read before it."""
     max_step_bytes: int = Field(1 << 30, ge=1 << 20)
     """Most bytes injected in one scheduler step; further requests wait for the next step."""
     warm: bool = True

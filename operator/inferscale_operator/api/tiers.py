@@ -53,7 +53,8 @@ class Tiers(Struct):
     """Size of the shared-memory arena of each pod. ``/dev/shm`` and the memory request are sized
     from it, with 20 % on top."""
     stage_timeout_ms: int = Field(2000, ge=0, le=600_000)
-    """How long a request waits for its facts to be read from disk before they go as text."""
+    """How long a request waits for its facts to be read from disk before they go as text, while
+    nothing is read; five times that in all while others are read before it."""
 
 
 class Placement(Struct):

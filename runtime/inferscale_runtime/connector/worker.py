@@ -7,13 +7,12 @@ others take one after the other, because few rows stay in the processor's caches
 
 from __future__ import annotations
 
-import ctypes
-import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from vllm.logger import init_logger
 
@@ -41,6 +40,7 @@ from inferscale_runtime.tiers.device_arena import DeviceArena, pin_slab
 from inferscale_runtime.tiers.device_tier import DeviceTier
 from inferscale_runtime.tiers.slab import (
     SlabShape,
+    enter_pages,
     load_exponents,
     load_shape,
     map_slab,
@@ -49,9 +49,6 @@ from inferscale_runtime.tiers.slab import (
 from inferscale_runtime.tracing import span_under
 
 logger = init_logger("vllm.inferscale.worker")
-
-MADV_POPULATE_READ = 22
-"""``linux/mman.h``, since Linux 5.14."""
 
 
 class WorkerSide:
@@ -139,8 +136,7 @@ class WorkerSide:
                     "pipeline parallelism is not supported"
                 )
             slab = map_slab(self._run_dir, shape)
-            # Not waited for: a large slab takes seconds.
-            threading.Thread(target=_map_pages, args=(slab,), daemon=True).start()
+            enter_pages(slab, write=False)
             exponents = load_exponents(self._run_dir, shape)
             self._writer = self._choice.open(slab, exponents)
             unpacking = self._layout.unpacking(exponents)
@@ -224,14 +220,11 @@ class WorkerSide:
         result = []
         for block_ids in load.block_ids:
             slots = slot_mapping(block_ids, positions, self._block_size)
-            kept = slots >= 0  # sliding window: blocks outside the window are null
-            result.append(
-                Placement(
-                    rows[kept.to(rows.device)],
-                    positions[kept].to(device),
-                    slots[kept].to(device),
-                )
-            )
+            at, chosen = positions, rows
+            if 0 in block_ids:
+                kept = slots >= 0  # sliding window: blocks outside the window are null
+                slots, at, chosen = slots[kept], positions[kept], rows[kept.to(rows.device)]
+            result.append(Placement(chosen, at.to(device), slots.to(device)))
         return result
 
 
@@ -249,18 +242,6 @@ def _joined(loads: Sequence[Sequence[Placement]]) -> list[Placement]:
     ]
 
 
-def _map_pages(slab: torch.Tensor) -> None:
-    """Enters the slab's pages into this process's page table, so that few requests wait for it.
-
-    The pages are there already (the API process reserved them); without this, the first load of
-    each fact would take a page fault for every few of them.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    size = slab.numel() * slab.element_size()
-    # An old kernel does not know the advice; then the faults happen later, and nothing else does.
-    libc.madvise(ctypes.c_void_p(slab.data_ptr()), ctypes.c_size_t(size), MADV_POPULATE_READ)
-
-
 def slot_mapping(
     block_ids: tuple[int, ...], positions: torch.Tensor, block_size: int
 ) -> torch.Tensor:
@@ -274,6 +255,8 @@ def slot_mapping(
     Returns:
         ``[num_tokens]`` int64, -1 where there is no block.
     """
-    blocks = torch.tensor(block_ids, dtype=torch.int64)[positions // block_size]
-    slots = blocks * block_size + positions % block_size
-    return torch.where(blocks == 0, torch.full_like(slots, -1), slots)
+    # numpy: torch would wake its threads for each of these few numbers.
+    places = positions.numpy()
+    blocks = np.array(block_ids, dtype=np.int64)[places // block_size]
+    slots = blocks * block_size + places % block_size
+    return torch.from_numpy(np.where(blocks == 0, -1, slots))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from inferscale_runtime.packing.rows import unpack_layer
@@ -155,10 +156,11 @@ def slab_rows(runs: Sequence[tuple[int, int]]) -> torch.Tensor:
     Returns:
         ``[num_tokens]`` int64.
     """
-    starts, counts = torch.tensor(runs, dtype=torch.int64).view(-1, 2).unbind(1)
-    before = counts.cumsum(0) - counts
-    rows = (starts - before).repeat_interleave(counts)
-    return rows + torch.arange(len(rows))
+    # numpy: torch would wake its threads for each of these few numbers.
+    starts, counts = np.array(runs, dtype=np.int64).reshape(-1, 2).T
+    before = counts.cumsum() - counts
+    rows = np.repeat(starts - before, counts)
+    return torch.from_numpy(rows + np.arange(len(rows)))
 
 
 def overlapping_runs(

@@ -45,6 +45,7 @@ from inferscale_runtime.tiers.report import start_tiers
 from inferscale_runtime.tiers.slab import (
     SlabShape,
     create_run_files,
+    enter_pages,
     load_secret,
     map_leases,
     map_slab,
@@ -125,8 +126,10 @@ def _make_arena(config: RuntimeConfig, vllm_config: Any) -> Arena:
     shape = replace(one_row, num_rows=rows)
     folder = Path(config.run_dir)
     create_run_files(folder, shape)
+    slab = map_slab(folder, shape)
+    enter_pages(slab, write=True)
     arena = Arena(
-        map_slab(folder, shape),
+        slab,
         map_leases(folder),
         stamps=map_stamps(folder, shape),
         form=SlabForm(shape, folder),

@@ -23,6 +23,10 @@ from inferscale_runtime.tracing import annotate, traced
 
 logger = logging.getLogger("vllm.inferscale.staging")
 
+LINE_FACTOR = 5
+"""How often the timeout a request waits in all while the store reads for those before it
+(arbitrary)."""
+
 
 class Staging:
     """One reader for each segment, however many requests wait for it.
@@ -31,7 +35,7 @@ class Staging:
         store: Where the segments are.
         name: The store's name.
         arena: Where they go.
-        timeout_seconds: How long a request waits.
+        timeout_seconds: How long a request waits while nothing is read; see ``patience``.
     """
 
     def __init__(self, store: Store, name: str, arena: Arena, timeout_seconds: float) -> None:
@@ -40,6 +44,7 @@ class Staging:
         self._arena = arena
         self._timeout = timeout_seconds
         self._running: dict[str, asyncio.Future[str | None]] = {}
+        self._progress = 0.0  # monotonic time at which something was last read
         # First come, first served, and few at a time: side by side all would be late together.
         self._readers = ThreadPoolExecutor(_readers(store), thread_name_prefix="inferscale-stage")
 
@@ -67,11 +72,14 @@ class Staging:
                 self._running[segment.key] = task
             task.add_done_callback(lambda _: [self._running.pop(s.key, None) for s in new])
         waiting = {self._running[s.key] for s in missing if s.key in self._running}
-        if not waiting:
-            return None
-        done, late = await asyncio.wait(waiting, timeout=self._timeout)
-        failed = next((reason for task in done if (reason := task.result())), None)
-        return "timeout" if late else failed
+        began, failed = time.monotonic(), None
+        while waiting:
+            left = patience(began, self._progress, time.monotonic(), self._timeout)
+            if left <= 0:
+                return "timeout"
+            done, waiting = await asyncio.wait(waiting, timeout=left)
+            failed = next((reason for task in done if (reason := task.result())), failed)
+        return failed
 
     def read(self, user: str, view: UserView, segments: list[Segment]) -> str | None:
         """Reads segments into the arena; blocks. Returns why the store did not answer, or None."""
@@ -82,6 +90,7 @@ class Staging:
                 segments, self._store.find_segments(user, segments), strict=True
             ):
                 sizes.append(self._stage(view, segment, source))
+                self._progress = time.monotonic()
         except Exception as error:
             # Object storage may be away for a while, and each has errors of its own: text now,
             # another try with the next request. Messages of other libraries may quote signed URLs.
@@ -122,6 +131,21 @@ class Staging:
             source.read_into([byte_view(run) for run in runs])
 
         return self._arena.fill(segment.key, segment.num_tokens, write, store=self._name)
+
+
+def patience(began: float, progress: float, now: float, timeout: float) -> float:
+    """How long a request may wait on for its segments; 0 or less when it goes as text.
+
+    A store that does not answer is given up after the timeout. One that reads for others is worth
+    waiting for in line: going as text takes the engine's time from everybody.
+
+    Args:
+        began: When the request began to wait, seconds.
+        progress: When the store last gave a segment to anybody, seconds.
+        now: Seconds.
+        timeout: Seconds without progress; ``LINE_FACTOR`` times that in all.
+    """
+    return min(max(began, progress) + timeout, began + LINE_FACTOR * timeout) - now
 
 
 def _readers(store: Store) -> int:

@@ -23,10 +23,12 @@ them. The folder is private (0700) and lies on tmpfs, so that the slab is memory
 
 from __future__ import annotations
 
+import ctypes
 import json
 import mmap
 import os
 import secrets
+import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -85,6 +87,10 @@ class SlabShape:
         return (self.num_rows, self.num_layers, 2, self.num_kv_heads, self.head_dim)
 
 
+# linux/mman.h, since Linux 5.14
+_MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23
+
+
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
@@ -133,6 +139,28 @@ def map_slab(folder: Path, shape: SlabShape) -> torch.Tensor:
         memory = mmap.mmap(stream.fileno(), shape.num_rows * shape.row_bytes)
     dtype = torch.uint8 if shape.packed else DTYPES[shape.dtype]
     return torch.frombuffer(memory, dtype=dtype).view(shape.tensor_shape)
+
+
+def enter_pages(slab: torch.Tensor, *, write: bool) -> None:
+    """Enters the slab's pages into this process's page table, in the background.
+
+    The pages are there already (the API process reserved them); without this, each fact that is
+    the first in its place would take a page fault for every few of them, while a request waits.
+
+    Args:
+        slab: From ``map_slab``.
+        write: This process writes to it.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    advice = _MADV_POPULATE_WRITE if write else _MADV_POPULATE_READ
+
+    def enter() -> None:
+        # An old kernel does not know the advice; then the faults come later, and nothing else does.
+        begin, size = ctypes.c_void_p(slab.data_ptr()), ctypes.c_size_t(slab.nbytes)
+        libc.madvise(begin, size, advice)
+
+    # Not waited for: a large slab takes seconds.
+    threading.Thread(target=enter, name="inferscale-pages", daemon=True).start()
 
 
 def rank_rows(slab: torch.Tensor, heads: slice) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from inferscale_runtime.server import staging as staging_module
 from inferscale_runtime.server.options import MemoryOptions
 from inferscale_runtime.server.service import MemoryService, Prepared
-from inferscale_runtime.server.staging import Staging
+from inferscale_runtime.server.staging import Staging, patience
 from inferscale_runtime.tiers.slab import load_shape, map_slab
 
 
@@ -157,3 +159,52 @@ def test_users_are_read_in_the_order_in_which_they_came(
     assert asyncio.run(all_of_them()) == [None] * 20
     assert begun == users
     assert max(most) <= 4
+
+
+def test_a_request_waits_in_line_but_not_for_a_store_that_is_silent() -> None:
+    began, timeout = 100.0, 2.0
+    silent = [patience(began, 50.0, now, timeout) for now in (100.0, 101.5, 102.0)]
+    assert silent == [2.0, 0.5, 0.0]
+    assert patience(began, 101.5, 102.0, timeout) == 1.5, "somebody else's segment came"
+    assert patience(began, 109.9, 109.9, timeout) == pytest.approx(0.1), "five times the timeout"
+    assert patience(began, 111.0, 111.0, timeout) < 0
+    assert patience(began, 100.0, 100.0, 0.0) == 0, "0 waits for nothing"
+
+
+@pytest.mark.parametrize("speaks", [True, False])
+def test_progress_of_others_keeps_a_request_in_line(
+    world: Any, kit: Any, monkeypatch: pytest.MonkeyPatch, speaks: bool
+) -> None:
+    """The store gives ann's segment when the test lets it, and others' until then or nothing."""
+    store = world.store("a")
+    kit.add_encoding(store)
+    kit.commit(store, "ann", ["ann sings"])
+    current = world.service("a").stores["a"].current
+    view = current.users.get("ann", current.identity.fingerprint)
+    staging = Staging(store, "a", world.arena, 0.05)
+    monkeypatch.setattr(staging_module, "LINE_FACTOR", 1000)  # a slow machine counts for nothing
+    gate, waited = threading.Event(), []
+    read = Staging._stage
+    monkeypatch.setattr(Staging, "_stage", lambda *given: (gate.wait(30), read(*given))[1])
+    real = asyncio.wait
+
+    async def watched(tasks: Any, timeout: float) -> Any:
+        found = await real(tasks, timeout=timeout)
+        waited.append(timeout)
+        if speaks:
+            staging._progress = time.monotonic()
+        if len(waited) == 3:
+            gate.set()
+            found = await real(tasks, timeout=30)
+        return found
+
+    monkeypatch.setattr(asyncio, "wait", watched)
+
+    async def ensure() -> str | None:
+        try:
+            return await staging.ensure("ann", view, list(view.segments.values()))
+        finally:
+            gate.set()
+
+    assert asyncio.run(ensure()) == (None if speaks else "timeout")
+    assert len(waited) == 3 if speaks else len(waited) <= 2
