@@ -89,7 +89,7 @@ class Staging:
             for segment, source in zip(
                 segments, self._store.find_segments(user, segments), strict=True
             ):
-                sizes.append(self._stage(view, segment, source))
+                sizes.append(self._stage(user, view, segment, source))
                 self._progress = time.monotonic()
         except Exception as error:
             # Object storage may be away for a while, and each has errors of its own: text now,
@@ -105,7 +105,11 @@ class Staging:
         return None
 
     def _stage(
-        self, view: UserView, segment: Segment, source: StoredSegment | DamagedStoreError
+        self,
+        user: str,
+        view: UserView,
+        segment: Segment,
+        source: StoredSegment | DamagedStoreError,
     ) -> int:
         """Reads one segment into the arena; returns its bytes, 0 when it is not there."""
         try:
@@ -113,6 +117,11 @@ class Staging:
                 raise source
             there = self._put(segment, source)
         except DamagedStoreError:
+            if self._store.manifest_mark(user) != view.mark:
+                # Nothing is damaged: the user was written meanwhile, and files were replaced. The
+                # next request looks where the segment is now.
+                metrics.UNUSABLE_SEGMENTS.labels("missing").inc()
+                return 0
             view.damaged.add(segment.key)
             metrics.UNUSABLE_SEGMENTS.labels("damaged").inc()
             return 0

@@ -10,7 +10,7 @@ import pytest
 
 from inferscale_runtime.config import QuotaConfig
 from inferscale_runtime.errors import StoreError
-from inferscale_runtime.server import users
+from inferscale_runtime.server import metrics, users
 from inferscale_runtime.server.stores import OpenStore
 from inferscale_runtime.server.users import UserView
 from inferscale_runtime.store import living
@@ -102,6 +102,26 @@ def test_a_segment_that_went_while_it_was_read_does_not_stay(world: Any) -> None
     current.store.find_segments = lambda *_: found  # type: ignore[method-assign]
     current.staging.read("ann", view, segments)
     assert world.arena.resident([segment.key for segment in segments]) == set()
+
+
+def test_files_that_were_replaced_while_they_were_read_are_not_damaged(world: Any) -> None:
+    current = opened(world)
+    view = current.users.get("ann", current.identity.fingerprint)
+    assert view is not None
+    left = view.segments["1"]
+    living.delete_facts(world.store("a"), "ann", ["0"])  # rewrites the file of both
+
+    def counted(reason: str) -> float:
+        return float(metrics.UNUSABLE_SEGMENTS.labels(reason)._value.get())
+
+    before = counted("damaged"), counted("missing")
+    assert current.staging.read("ann", view, [left]) is None
+    assert (counted("damaged"), counted("missing")) == (before[0], before[1] + 1)
+    assert view.damaged == set()
+    view = current.users.get("ann", current.identity.fingerprint)
+    assert view is not None
+    assert current.staging.read("ann", view, [view.segments["1"]]) is None
+    assert world.arena.resident([view.segments["1"].key]) == {view.segments["1"].key}
 
 
 def test_users_that_are_no_longer_watched_leave_the_arena(
