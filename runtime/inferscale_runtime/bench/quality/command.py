@@ -314,7 +314,7 @@ class Scorer:
         times: dict[str, list[float]] = {"text_engine": [], "engine": []}
         for ask in self._timed_asks(k):
             for name, mode in (("engine", "injected"), ("text_engine", "text")):
-                with self._memory.prompt(ask, setting, mode):
+                with self._memory.prompt(ask, setting, mode, submitted=False):
                     pass  # brings the facts into the arena
                 started = time.perf_counter()
                 with self._memory.prompt(ask, setting, mode) as prepared:

@@ -99,8 +99,17 @@ class Memory:
         return served.current
 
     @contextmanager
-    def prompt(self, ask: Ask, setting: Setting, mode: str) -> Iterator[Prepared]:
-        """A planned request, whose facts stay in the arena while the block runs."""
+    def prompt(
+        self, ask: Ask, setting: Setting, mode: str, *, submitted: bool = True
+    ) -> Iterator[Prepared]:
+        """A planned request, whose facts stay in the arena while the block runs.
+
+        Args:
+            ask: What is asked.
+            setting: How.
+            mode: ``injected`` or ``text``.
+            submitted: False when the engine will never see it; its facts are let go at once then.
+        """
         options = MemoryOptions.model_validate(
             {
                 "user": ask.user,
@@ -121,7 +130,7 @@ class Memory:
                 raise BenchError(f"{setting.name}: the request would go as {usage.as_dict()}")
             yield prepared
         finally:
-            self._service.end(prepared)
+            self._service.end(prepared, submitted=submitted)
 
     def prompt_without_facts(self, ask: Ask, policy: str) -> list[int]:
         """The same prompt with an empty memory."""
