@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,7 @@ from inferscale_runtime.tiers.arena_use import ByteLimits, StoreUse
 from inferscale_runtime.tiers.eviction import EvictionPolicy, Resident
 from inferscale_runtime.tiers.form import SlabForm
 from inferscale_runtime.tiers.leases import Hold, Lease
-from inferscale_runtime.tiers.slab import LEASE_DONE, LEASE_FREE, LEASE_NEW, NUM_LEASES
+from inferscale_runtime.tiers.slab import LEASE_DONE, LEASE_FREE, LEASE_NEW, NUM_LEASES, copy_rows
 from inferscale_runtime.tiers.spans import FreeSpans
 from inferscale_runtime.tiers.stats import TierStats
 
@@ -167,14 +168,7 @@ class Arena:
             False when there is no room beside pinned segments and other stores' floors.
         """
         rows = self._rows(kv)
-
-        def copy(runs: Sequence[torch.Tensor]) -> None:
-            done = 0
-            for run in runs:
-                run.copy_(rows[done : done + len(run)])
-                done += len(run)
-
-        return self.fill(key, len(rows), copy, pin=pin, store=store)
+        return self.fill(key, len(rows), partial(copy_rows, rows), pin=pin, store=store)
 
     def takes(self, layout: Layout) -> bool:
         """Whether ``fill`` may be given a stored segment's bytes as they are."""

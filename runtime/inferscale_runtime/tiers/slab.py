@@ -29,6 +29,7 @@ import mmap
 import os
 import secrets
 import threading
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -161,6 +162,14 @@ def enter_pages(slab: torch.Tensor, *, write: bool) -> None:
 
     # Not waited for: a large slab takes seconds.
     threading.Thread(target=enter, name="inferscale-pages", daemon=True).start()
+
+
+def copy_rows(rows: torch.Tensor, runs: Sequence[torch.Tensor]) -> None:
+    """Copies a segment's rows into the pieces of the slab that it was given."""
+    done = 0
+    for run in runs:
+        run.copy_(rows[done : done + len(run)])
+        done += len(run)
 
 
 def rank_rows(slab: torch.Tensor, heads: slice) -> torch.Tensor:
