@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from typing import Any
 
+from inferscale_runtime.children import command
 from inferscale_runtime.demo.run import SAMPLE
+
+__all__ = ["ENVIRONMENT", "command", "run_cli", "sample_facts"]
 
 # In-process engines need one process; the command must run in vLLM's ordinary process split.
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "VLLM_ENABLE_V1_MULTIPROCESSING"}
-
-
-def command(*args: str) -> list[str]:
-    return [sys.executable, "-P", "-m", "inferscale_runtime.cli", *args]
 
 
 def run_cli(*args: str) -> subprocess.CompletedProcess[str]:

@@ -17,7 +17,7 @@ from inferscale_runtime.store.files import Buffer, StoreFiles
 from inferscale_runtime.store.kvfile import Layout, read_layout
 from inferscale_runtime.store.manifest import FileRef
 from inferscale_runtime.store.records import Segment
-from inferscale_runtime.store.stored import StoredSegment
+from inferscale_runtime.store.stored import StoredSegment, locate
 
 if TYPE_CHECKING:
     from inferscale_runtime.store.tensors import StoredKV
@@ -192,22 +192,23 @@ def _rewrite(
     """Writes the live rows to a new file; returns it and the segments that it holds."""
     path = f"{folder}/{name}"
     layout = read_layout(files, path)
-    kept: list[Segment] = []
-    for segment in segments:
+    kept: list[StoredSegment] = []
+    for source in locate(files, path, layout, segments):
         try:
-            StoredSegment(files, path, layout, segment).data()
+            source.data()
         except DamagedStoreError as exc:
             if not strict:
                 raise
             _LOG.warning("%s", exc)
         else:
-            kept.append(segment)
+            kept.append(source)
     if not kept:
         raise DamagedStoreError(path, "none of its segments is whole")
 
     def parts() -> Iterator[Buffer]:
-        for segment in kept:
-            yield StoredSegment(files, path, layout, segment).data()
+        for source in kept:
+            yield source.data()
 
-    small = replace(layout, rows=sum(s.num_tokens for s in kept))
-    return put_kv(files, folder, "kv", small, parts), kept
+    left = [source.segment for source in kept]
+    small = replace(layout, rows=sum(s.num_tokens for s in left))
+    return put_kv(files, folder, "kv", small, parts), left

@@ -230,7 +230,7 @@ class Store:
             ConfigError: If the KV does not have one row a token, or a field has no JSON form.
             StoreUnwritableError: If the store cannot be written.
         """
-        from inferscale_runtime.store.tensors import layout_of, to_buffer  # See the reader.
+        from inferscale_runtime.store.tensors import layout_of, to_buffer  # As in stored.py.
 
         check_fingerprint(fingerprint)
         layout, data = layout_of([kv], [len(token_ids)]), to_buffer(kv)

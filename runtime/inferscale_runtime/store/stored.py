@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 # CRC-32 as zlib's, ten times as fast: with zlib the checksum takes longer than the reading.
@@ -29,6 +29,7 @@ class StoredSegment:
         path: Its KV file.
         layout: Of the file.
         segment: Which rows.
+        start: Of the segment in the file, in bytes.
         sent: The bytes, where object storage has sent them already.
     """
 
@@ -36,6 +37,7 @@ class StoredSegment:
     path: str
     layout: Layout
     segment: Segment
+    start: int
     sent: Buffer | None = None
 
     @property
@@ -56,15 +58,9 @@ class StoredSegment:
 
     def data(self) -> Buffer:
         """Reads it into memory of its own; raises as ``kv`` does."""
-        if self.sent is None and self.files.local:
-            data = bytearray(self.nbytes)
-            self.read_into([memoryview(data)])
-            return data
-        sent = self.sent
-        if sent is None:
-            (sent,) = fetch(self.files, self.path, self.layout, [self.segment])
-        self._check(len(sent), [sent])
-        return sent
+        data = fetch(self.files, self.path, [self])[0] if self.sent is None else self.sent
+        self._check(len(data), [data])
+        return data
 
     def read_into(self, parts: Sequence[memoryview]) -> None:
         """Reads it into memory that is there; a folder's bytes are copied only once.
@@ -77,7 +73,7 @@ class StoredSegment:
         """
         if self.sent is None and self.files.local:
             try:
-                count = self.files.read_into(self.path, self._start, parts)
+                count = self.files.read_into(self.path, self.start, parts)
             except FileNotFoundError as exc:
                 raise DamagedStoreError(self.path, "it is missing") from exc
             self._check(count, parts)
@@ -87,15 +83,11 @@ class StoredSegment:
             part[:] = data[done : done + len(part)]
             done += len(part)
 
-    @property
-    def _start(self) -> int:
-        return _byte_ranges(self.layout, [self.segment])[0][0]
-
     def _check(self, count: int, parts: Sequence[Buffer]) -> None:
         value = 0
         for part in parts:
             value = crc32(part, value)
-        if count != self.nbytes or value != self.segment.crc32:
+        if not count or count != self.nbytes or value != self.segment.crc32:
             what = f"crc32 of fact '{self.segment.fact_id}' does not match"
             raise DamagedStoreError(self.path, what)
 
@@ -120,35 +112,37 @@ def find_segments(
             if not KV_NAME.fullmatch(name):
                 raise DamagedStoreError(path, "it is not the name of a KV file")
             layout = read_layout(files, path)
-            sent = [None] * len(wanted) if files.local else fetch(files, path, layout, wanted)
+            sources = locate(files, path, layout, wanted)
+            sent = [None] * len(sources) if files.local else fetch(files, path, sources)
         except DamagedStoreError as exc:
             found.update(dict.fromkeys(places, exc))
             continue
-        for i, segment, data in zip(places, wanted, sent, strict=True):
-            found[i] = StoredSegment(files, path, layout, segment, data)
-            if not segment.num_tokens:
-                found[i] = DamagedStoreError(path, f"fact '{segment.fact_id}' has no tokens")
+        for i, source, data in zip(places, sources, sent, strict=True):
+            found[i] = replace(source, sent=data)
+            if not source.segment.num_tokens:  # There would be no row to read it into.
+                what = f"fact '{source.segment.fact_id}' has no tokens"
+                found[i] = DamagedStoreError(path, what)
     return [found[i] for i in range(len(segments))]
 
 
-def fetch(
+def locate(
     files: StoreFiles, path: str, layout: Layout, segments: Sequence[Segment]
-) -> Sequence[Buffer]:
+) -> list[StoredSegment]:
+    """Returns where segments of one file are in it."""
+    size, head = layout.row_bytes, len(layout.header())
+    return [StoredSegment(files, path, layout, s, head + s.row * size) for s in segments]
+
+
+def fetch(files: StoreFiles, path: str, sources: Sequence[StoredSegment]) -> Sequence[Buffer]:
     """Reads segments of one file at once, unchecked.
 
     Raises:
         DamagedStoreError: If the file is missing or cannot be read.
     """
     try:
-        return files.read_ranges(path, _byte_ranges(layout, segments))
+        return files.read_ranges(path, [(s.start, s.start + s.nbytes) for s in sources])
     except FileNotFoundError as exc:
         raise DamagedStoreError(path, "it is missing") from exc
-
-
-def _byte_ranges(layout: Layout, segments: Sequence[Segment]) -> list[tuple[int, int]]:
-    """Returns where segments of one file start and end in it."""
-    size, head = layout.row_bytes, len(layout.header())
-    return [(head + s.row * size, head + (s.row + s.num_tokens) * size) for s in segments]
 
 
 def read_segments(

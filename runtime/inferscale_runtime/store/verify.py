@@ -14,7 +14,7 @@ from inferscale_runtime.store.kvfile import read_layout
 from inferscale_runtime.store.manifest import LOCK, MANIFEST, PREAMBLES, USERS, FileRef, Manifest
 from inferscale_runtime.store.reader import load_manifest, load_preamble, read_table
 from inferscale_runtime.store.records import Segment
-from inferscale_runtime.store.stored import StoredSegment
+from inferscale_runtime.store.stored import locate
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +195,8 @@ def _check_segments(files: StoreFiles, path: str, segments: list[Segment]) -> It
         layout = read_layout(files, path)
     except DamagedStoreError:
         return  # The file's own line is enough.
-    for segment in segments:  # One at a time, as a file may be larger than memory.
+    for source in locate(files, path, layout, segments):
         try:
-            StoredSegment(files, path, layout, segment).data()
+            source.data()  # One at a time, as a file may be larger than memory.
         except DamagedStoreError as exc:
             yield str(exc)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -58,3 +59,12 @@ def test_changed_bytes_are_an_error_whichever_way_they_are_read(
     path.unlink()
     with pytest.raises(DamagedStoreError, match="it is missing"):
         last.read_into([room])
+
+
+def test_a_segment_without_tokens_is_damaged(either: Store, kit: SimpleNamespace) -> None:
+    source = sources(either, kit)[0]
+    empty = replace(source.segment, token_ids=(), crc32=0)
+    with pytest.raises(DamagedStoreError):
+        replace(source, segment=empty).data()
+    (found,) = either.find_segments("ana", [empty])
+    assert isinstance(found, DamagedStoreError)
