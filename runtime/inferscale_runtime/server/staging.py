@@ -86,11 +86,11 @@ class Staging:
         started = time.perf_counter()
         sizes: list[int] = []
         try:
-            for segment, source in zip(
-                segments, self._store.find_segments(user, segments), strict=True
-            ):
-                sizes.append(self._stage(user, view, segment, source))
-                self._progress = time.monotonic()
+            with self._store.holding_files():
+                found = self._store.find_segments(user, segments)
+                for segment, source in zip(segments, found, strict=True):
+                    sizes.append(self._stage(user, view, segment, source))
+                    self._progress = time.monotonic()
         except Exception as error:
             # Object storage may be away for a while, and each has errors of its own: text now,
             # another try with the next request. Messages of other libraries may quote signed URLs.

@@ -9,7 +9,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from io import RawIOBase
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ on_step: Callable[[str], None] = lambda name: None  # noqa: E731
 
 _MISSING = (FileNotFoundError, NotADirectoryError)
 _LOCKS = tuple(threading.Lock() for _ in range(64))
+#: Files that one thread keeps open at most (arbitrary): far from a process's usual limit of 1,024.
+_MOST_HELD = 64
 
 
 class StoreFiles:
@@ -50,6 +52,7 @@ class StoreFiles:
             ) from exc
         self._root = str(root).rstrip("/")
         self.local = isinstance(self._fs, LocalFileSystem)
+        self._held = threading.local()
 
     def path(self, rel: str) -> str:
         """Returns the path that the file system knows ``rel`` by."""
@@ -84,7 +87,7 @@ class StoreFiles:
                 )
                 return found
             parts: list[Buffer] = []
-            with open(path, "rb", buffering=0) as handle:
+            with self._opened(path) as handle:
                 for start, end in ranges:
                     part = bytearray(end - start)
                     handle.seek(start)
@@ -95,7 +98,7 @@ class StoreFiles:
     def read_into(self, rel: str, start: int, parts: Sequence[memoryview]) -> int:
         """Reads a local file from ``start`` on into buffers; returns how many bytes there were."""
         total = 0
-        with _reading(rel), open(self.path(rel), "rb", buffering=0) as handle:
+        with _reading(rel), self._opened(self.path(rel)) as handle:
             handle.seek(start)
             for part in parts:
                 done = _fill(handle, part)
@@ -103,6 +106,39 @@ class StoreFiles:
                 if done < len(part):
                     break
         return total
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Opens a local file only once while the block runs, in this thread.
+
+        Each opening is a round trip on a network file system. A file that is replaced meanwhile is
+        read as it was.
+        """
+        if hasattr(self._held, "files"):
+            yield
+            return
+        held: dict[str, FileIO] = {}
+        self._held.files = held
+        try:
+            yield
+        finally:
+            del self._held.files
+            for handle in held.values():
+                handle.close()
+
+    @contextmanager
+    def _opened(self, path: str) -> Iterator[FileIO]:
+        held: dict[str, FileIO] | None = getattr(self._held, "files", None)
+        if held is not None and (kept := held.get(path)):
+            yield kept
+            return
+        handle = FileIO(path)
+        if held is not None and len(held) < _MOST_HELD:
+            held[path] = handle
+            yield handle
+            return
+        with handle:
+            yield handle
 
     def chunks(self, rel: str, size: int = 8 << 20) -> Iterator[Buffer]:
         """Yields a file in pieces, so that hashing it needs little memory."""
@@ -329,7 +365,7 @@ def _reading(rel: str) -> Iterator[None]:
         raise DamagedStoreError(rel, f"it cannot be read ({exc.strerror or exc})") from exc
 
 
-def _fill(handle: RawIOBase, part: memoryview) -> int:
+def _fill(handle: FileIO, part: memoryview) -> int:
     """Reads until the buffer is full or the file ends; returns how many bytes there were."""
     done = 0
     # One read call may return less than asked for, above 2 GiB always.

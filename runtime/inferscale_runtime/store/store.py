@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
@@ -214,8 +215,15 @@ class Store:
     def find_segments(
         self, user: str, segments: Sequence[Segment]
     ) -> list[StoredSegment | DamagedStoreError]:
-        """Returns where each segment's bytes are, to be read one by one, or what is wrong there."""
+        """Returns where each segment's bytes are, to be read one by one, or what is wrong there.
+
+        Inside of ``holding_files`` each of their files is opened only once.
+        """
         return stored.find_segments(self._files, user, segments)
+
+    def holding_files(self) -> AbstractContextManager[None]:
+        """Keeps files open that this thread reads, until the block ends."""
+        return self._files.holding()
 
     def write_preamble(
         self,

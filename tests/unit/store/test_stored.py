@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from inferscale_runtime.errors import DamagedStoreError
+from inferscale_runtime.store import files
 from inferscale_runtime.store.store import Store
 from inferscale_runtime.store.stored import StoredSegment
 from inferscale_runtime.store.tensors import byte_view
@@ -68,3 +69,54 @@ def test_a_segment_without_tokens_is_damaged(either: Store, kit: SimpleNamespace
         replace(source, segment=empty).data()
     (found,) = either.find_segments("ana", [empty])
     assert isinstance(found, DamagedStoreError)
+
+
+def test_a_file_is_opened_once_while_files_are_held(
+    store: Store, kit: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segments = [source.segment for source in sources(store, kit)]
+    opened: list[files.FileIO] = []
+
+    class Counted(files.FileIO):
+        def __init__(self, path: str) -> None:
+            super().__init__(path)
+            opened.append(self)
+
+    monkeypatch.setattr(files, "FileIO", Counted)
+
+    def read() -> list[bytes]:
+        found = store.find_segments("ana", segments)
+        return [bytes(s.data()) for s in found if isinstance(s, StoredSegment)]
+
+    with store.holding_files():
+        first = read()
+        assert len(store.read_segments("ana", segments)) == len(first) == 4
+        assert read() == first
+        assert len(opened) == 1
+        assert not opened[0].closed
+    assert opened[0].closed
+    assert read() == first
+    assert len(opened) > 4
+    assert all(handle.closed for handle in opened)
+
+
+def test_no_more_files_are_held_than_a_process_may_open(
+    store: Store, kit: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segments = [source.segment for source in sources(store, kit)]
+    monkeypatch.setattr(files, "_MOST_HELD", 0)
+    with store.holding_files():
+        found = store.read_segments("ana", segments)
+    assert all(not isinstance(kv, DamagedStoreError) for kv in found)
+
+
+def test_a_file_that_is_replaced_while_it_is_held_is_read_as_it_was(
+    store: Store, kit: SimpleNamespace, folder_of: Callable[[str], Path]
+) -> None:
+    segments = [source.segment for source in sources(store, kit)]
+    (path,) = folder_of("ana").glob("kv*")
+    with store.holding_files():
+        found = store.find_segments("ana", segments)
+        path.unlink()
+        assert all(isinstance(s, StoredSegment) and s.kv() is not None for s in found)
+    assert isinstance(store.read_segments("ana", segments)[0], DamagedStoreError)
