@@ -134,6 +134,13 @@ def random_pieces(seed: int, facts: int = 12, preamble: int = 21) -> list[tuple[
     return [random_ids(rng, size) for size in sizes]
 
 
+def shared_preamble(model: Path, users: int) -> list[Memory]:
+    """Encodes memories of several users, with one preamble."""
+    preamble = random_pieces(0)[0]
+    with encoder(model) as engine:
+        return [encode(engine, [preamble, *random_pieces(user + 1)[1:]]) for user in range(users)]
+
+
 @dataclass
 class Result:
     """What one request gave.

@@ -18,13 +18,11 @@ from tests.integration.engine import (
     Result,
     Served,
     assert_same,
-    encode,
-    encoder,
     max_difference,
     new_salt,
     random_ids,
-    random_pieces,
     serve,
+    shared_preamble,
 )
 
 from inferscale_runtime.tiers.slab import LEASE_DONE, LEASE_FREE
@@ -42,10 +40,7 @@ def model(checkpoints: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def memories(model: Path) -> list[Memory]:
-    """Memories of several users, with one preamble."""
-    preamble = random_pieces(0)[0]
-    with encoder(model) as engine:
-        return [encode(engine, [preamble, *random_pieces(user + 1)[1:]]) for user in range(USERS)]
+    return shared_preamble(model, USERS)
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ from inferscale_runtime.store.fact_changes import (
     removed_by,
     to_embed,
 )
-from inferscale_runtime.store.records import UserMemory, tombstone
+from inferscale_runtime.store.records import Fact, Tombstone, Turn, UserMemory, tombstone
 from inferscale_runtime.store.store import Change, NewSegment, Store, UserReceipt
 
 __all__ = [
@@ -190,21 +190,15 @@ def delete_facts(
     """
 
     def remove(memory: UserMemory) -> tuple[UserMemory, set[str]]:
-        wanted = {*ids}
-        gone = {f.id: f for f in memory.facts if f.id in wanted and origin in (API, f.origin)}
+        gone, stones = _leaving("fact", memory.facts, user, ids, origin)
         keep = [n for n, fact in enumerate(memory.facts) if fact.id not in gone]
-        stones = {
-            tombstone("fact", fact.origin, user, fact.id)
-            for fact in gone.values()
-            if fact.origin != origin
-        }
         left = replace(
             memory,
             facts=tuple(memory.facts[n] for n in keep),
             embeddings=memory.embeddings[keep],
             tombstones=memory.tombstones | stones,
         )
-        return left, {*gone}
+        return left, gone
 
     return _delete(store, user, ids, remove, if_version)
 
@@ -223,20 +217,14 @@ def delete_turns(
     """
 
     def remove(memory: UserMemory) -> tuple[UserMemory, set[str]]:
-        wanted = {*ids}
-        gone = {t.id: t for t in memory.turns if t.id in wanted and origin in (API, t.origin)}
-        stones = {
-            tombstone("turn", turn.origin, user, turn.id)
-            for turn in gone.values()
-            if turn.origin != origin
-        }
+        gone, stones = _leaving("turn", memory.turns, user, ids, origin)
         left = replace(
             memory,
             turns=tuple(turn for turn in memory.turns if turn.id not in gone),
             facts=tuple(replace(f, turn_id=None) if f.turn_id in gone else f for f in memory.facts),
             tombstones=memory.tombstones | stones,
         )
-        return left, {*gone}
+        return left, gone
 
     return _delete(store, user, ids, remove, if_version)
 
@@ -342,6 +330,16 @@ def _written(
     gone = gone_facts(old.facts, new.facts) if old else frozenset[str]()
     keys, _ = removed_by(old, gone, frozenset()) if old else ((), 0)
     return Written(new.version, new.epoch, tuple(created), tuple(updated), tuple(unchanged), keys)
+
+
+def _leaving(
+    kind: str, records: Sequence[Fact | Turn], user: str, ids: Sequence[str], origin: str
+) -> tuple[set[str], set[Tombstone]]:
+    """Which of the ids go, and what keeps their source from bringing them back."""
+    wanted = {*ids}
+    gone = [r for r in records if r.id in wanted and origin in (API, r.origin)]
+    stones = {tombstone(kind, r.origin, user, r.id) for r in gone if r.origin != origin}
+    return {r.id for r in gone}, stones
 
 
 def _delete(

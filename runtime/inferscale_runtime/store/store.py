@@ -126,15 +126,6 @@ class Store:
             if manifest:
                 yield verify.stats_of(manifest)
 
-    def manifest_version(self, user: str) -> int:
-        """Returns a user's version, 0 for an unknown user; reads one small file.
-
-        Raises:
-            DamagedStoreError: If the manifest is damaged.
-        """
-        found = self._snapshots.manifest(user_folder(user))
-        return found[0].version if found else 0
-
     def manifest_mark(self, user: str) -> str | None:
         """Returns a text that changes with each commit of a user, None for an unknown user.
 

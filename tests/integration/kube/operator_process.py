@@ -16,6 +16,9 @@ from pathlib import Path
 from tests.integration.kube.control_plane import environment, eventually
 from tests.integration.ports import free_port
 
+#: Flags that let another operator take over within seconds.
+SHORT_LEASE = ("--lease-seconds", "5")
+
 _OPEN = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -138,3 +141,15 @@ def running_operator(
     finally:
         if operator.process.poll() is None:
             operator.kill()
+
+
+@contextmanager
+def two_operators(
+    kubeconfig: Path, namespace: str, folder: Path
+) -> Iterator[tuple[OperatorProcess, OperatorProcess]]:
+    """The one that acts and the one that waits for its lease."""
+    with (
+        running_operator(kubeconfig, namespace, folder, *SHORT_LEASE) as first,
+        running_operator(kubeconfig, namespace, folder, *SHORT_LEASE, state="standby") as second,
+    ):
+        yield first, second

@@ -11,11 +11,9 @@ import pytest
 from tests.integration.kube.api import Api
 from tests.integration.kube.control_plane import ControlPlane, eventually
 from tests.integration.kube.job_loop import ending_jobs
-from tests.integration.kube.operator_process import running_operator
+from tests.integration.kube.operator_process import running_operator, two_operators
 from tests.integration.kube.proxy import Fault, Proxy, running_proxy
 from tests.integration.kube.resources import facts, memory_store
-
-SHORT_LEASE = ("--lease-seconds", "5")
 
 
 @pytest.fixture
@@ -163,13 +161,7 @@ def test_suspended_operator_does_no_harm_when_it_comes_back(
     api: Api, control_plane: ControlPlane, tmp_path: Path
 ) -> None:
     api.create("configmaps", facts())
-    kubeconfig = control_plane.kubeconfig
-    with (
-        running_operator(kubeconfig, api.namespace, tmp_path, *SHORT_LEASE) as first,
-        running_operator(
-            kubeconfig, api.namespace, tmp_path, *SHORT_LEASE, state="standby"
-        ) as second,
-    ):
+    with two_operators(control_plane.kubeconfig, api.namespace, tmp_path) as (first, second):
         first.process.send_signal(signal.SIGSTOP)
         try:
             second.wait_for("acting")

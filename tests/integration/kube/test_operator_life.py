@@ -9,7 +9,12 @@ import pytest
 from tests.integration.kube.api import Api
 from tests.integration.kube.control_plane import ControlPlane, eventually
 from tests.integration.kube.job_loop import ending_jobs, stay
-from tests.integration.kube.operator_process import OperatorProcess, running_operator
+from tests.integration.kube.operator_process import (
+    SHORT_LEASE,
+    OperatorProcess,
+    running_operator,
+    two_operators,
+)
 from tests.integration.kube.proxy import running_proxy
 from tests.integration.kube.resources import facts, memory_store, personalized_model
 
@@ -26,8 +31,6 @@ MODEL_CHILDREN = {
     "horizontalpodautoscalers": "p",
     "secrets": "p-api-key",
 }
-
-SHORT_LEASE = ("--lease-seconds", "5")
 
 
 @pytest.fixture
@@ -240,13 +243,7 @@ def test_of_two_operators_one_acts_and_the_other_takes_over(
     api: Api, control_plane: ControlPlane, tmp_path: Path
 ) -> None:
     api.create("configmaps", facts())
-    kubeconfig = control_plane.kubeconfig
-    with (
-        running_operator(kubeconfig, api.namespace, tmp_path, *SHORT_LEASE) as first,
-        running_operator(
-            kubeconfig, api.namespace, tmp_path, *SHORT_LEASE, state="standby"
-        ) as second,
-    ):
+    with two_operators(control_plane.kubeconfig, api.namespace, tmp_path) as (first, second):
         assert second.ask("/healthz")[0] == 200
         api.create("memorystores", memory_store("a"))
         eventually(lambda: api.names("jobs"), "the acting one made the Job")

@@ -65,9 +65,20 @@ def filled(store: Store, user: str = "ana", which: Sequence[int] = (0, 1, 2, 3))
     return store.commit_user(make_memory(user), {FP: [make_segment(i) for i in which]})
 
 
+def version_of(store: Store, user: str = "ana") -> int:
+    """A user's version, 0 for an unknown user; read from the manifest alone."""
+    return next((found.version for found in store.user_stats() if found.user == user), 0)
+
+
 @pytest.fixture(scope="session")
 def kit() -> SimpleNamespace:
     """Helpers of the store's tests; test modules cannot import each other."""
     return SimpleNamespace(
-        FP=FP, kv=make_kv, segment=make_segment, memory=make_memory, flip=flip, filled=filled
+        FP=FP,
+        kv=make_kv,
+        segment=make_segment,
+        memory=make_memory,
+        flip=flip,
+        filled=filled,
+        version=version_of,
     )

@@ -64,7 +64,7 @@ def test_kill_at_every_operation_of_a_commit(store, kit, first):
 
         def read(self, store, done):
             assert store.verify() == []
-            version = store.manifest_version("ana")
+            version = kit.version(store, "ana")
             assert version in (base.version, base.version + 1)
             assert not done or version == base.version + 1
             memory = store.read_user("ana")
@@ -214,7 +214,7 @@ def test_encoding_again_mends_damage(store, kit, folder_of):
     done = kit.filled(store)
     for path in folder_of("ana").glob("*-*"):
         kit.flip(path, path.stat().st_size // 2)
-    again = dataclasses.replace(kit.memory(), version=store.manifest_version("ana"))
+    again = dataclasses.replace(kit.memory(), version=kit.version(store, "ana"))
     mended = store.commit_user(again, {kit.FP: [kit.segment(i) for i in range(4)]})
     assert mended.encodings == done.encodings
     assert store.verify() == []

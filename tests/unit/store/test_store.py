@@ -33,7 +33,7 @@ def test_round_trip(store, kit, dtype):
     segments = [kit.segment(i, dtype) for i in range(4)]
     done = store.commit_user(kit.memory(), {kit.FP: segments})
     again = Store.open(store.url).read_user("ana")
-    assert done.version == again.version == store.manifest_version("ana") == 1
+    assert done.version == again.version == kit.version(store, "ana") == 1
     assert again.facts == done.facts
     assert again.turns == done.turns
     assert again.encodings == done.encodings
@@ -46,9 +46,9 @@ def test_round_trip(store, kit, dtype):
     assert list(store.users()) == ["ana"]
 
 
-def test_unknown_user(store):
+def test_unknown_user(store, kit):
     assert store.read_user("nobody") is None
-    assert store.manifest_version("nobody") == 0
+    assert kit.version(store, "nobody") == 0
     assert store.remove_user("nobody").files == 0
     assert list(store.users()) == store.fingerprints() == store.verify() == []
 
@@ -253,7 +253,7 @@ def test_any_memory_round_trips(store, kit, user, ids, data):
         context = tuple(data.draw(st.lists(texts, max_size=3)))
         kv = kit.kv(n, len(tokens))
         new.append(NewSegment(fact_id, "k", tuple(tokens), context, context, kv))
-    memory = UserMemory(user, store.manifest_version(user), facts, turns, "e", rows)
+    memory = UserMemory(user, kit.version(store, user), facts, turns, "e", rows)
     done = store.commit_user(memory, {kit.FP: new})
     again = store.read_user(user)
     assert (again.user, again.facts, again.turns) == (user, facts, turns)
