@@ -41,7 +41,12 @@ from inferscale_runtime.server.memory_api.answers import (
     timed_stream,
 )
 from inferscale_runtime.server.options import MemoryOptions
-from inferscale_runtime.server.refusal import Refusal, error_response
+from inferscale_runtime.server.refusal import (
+    Refusal,
+    error_response,
+    unknown_store,
+    unknown_user,
+)
 from inferscale_runtime.server.service import MemoryService, Prepared, UnknownUserError
 from inferscale_runtime.server.stores import UnknownStoreError
 from inferscale_runtime.server.watched import ARRIVAL, WATCH, Watch
@@ -170,18 +175,9 @@ async def _prepare(
         _note(raw_request.state.audit, prepared)
         return prepared
     except UnknownUserError:
-        return error_response(
-            "field 'memory.user': no memory of this user is stored; write facts first",
-            "memory.user",
-            HTTPStatus.NOT_FOUND,
-        )
+        return unknown_user("memory.user").response()
     except UnknownStoreError as error:
-        return error_response(
-            f"field 'memory.store': this model has no such store; name one of "
-            f"{', '.join(error.known)}, or leave it out",
-            "memory.store",
-            HTTPStatus.NOT_FOUND,
-        )
+        return unknown_store("memory.store", error.known).response()
     except StoreError:
         return error_response(
             "field 'memory.user': the memory of this user cannot be read; see 'inferscale store "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 
 from fastapi.responses import JSONResponse
@@ -66,3 +66,18 @@ class Refusal(Exception):
     def response(self) -> JSONResponse:
         """The answer."""
         return error_response(self.message, self.param, self.status, self.headers)
+
+
+def unknown_user(field: str) -> Refusal:
+    """404 for a user without memory, named in a field of the request."""
+    message = f"field '{field}': no memory of this user is stored; write facts first"
+    return Refusal(HTTPStatus.NOT_FOUND, message, field)
+
+
+def unknown_store(field: str, known: Sequence[str]) -> Refusal:
+    """404 for a store that this server does not have, named in a field of the request."""
+    message = (
+        f"field '{field}': this model has no such store; name one of {', '.join(known)}, or leave "
+        "it out"
+    )
+    return Refusal(HTTPStatus.NOT_FOUND, message, field)

@@ -21,9 +21,9 @@ import numpy.typing as npt
 from inferscale_runtime.config import QuotaConfig
 from inferscale_runtime.errors import PreconditionFailed, QuotaError, StoreError
 from inferscale_runtime.retrieval.batcher import MAX_BATCH, EmbeddingBatcher
-from inferscale_runtime.server.refusal import Refusal
+from inferscale_runtime.server.refusal import Refusal, unknown_store, unknown_user
 from inferscale_runtime.server.service import MemoryService
-from inferscale_runtime.server.stores import OpenStore, ServedStore, UnknownStoreError
+from inferscale_runtime.server.stores import OpenStore, ServedStore
 from inferscale_runtime.server.users import UserView
 from inferscale_runtime.store import living
 from inferscale_runtime.store.living import FactWrite
@@ -68,7 +68,7 @@ class MemoryOperations:
         """
         stores = self._service.stores
         if name is not None and name not in stores:
-            raise unknown_store(UnknownStoreError(tuple(stores)))
+            raise unknown_store("store", tuple(stores))
         served = stores[name] if name is not None else self._default()
         if served.current is None:
             raise unavailable("the store cannot be opened now")
@@ -87,7 +87,7 @@ class MemoryOperations:
         """
         view = await self.find(opened, user)
         if view is None:
-            raise unknown_user()
+            raise unknown_user("user")
         return view
 
     async def find(self, opened: OpenStore, user: str) -> UserView | None:
@@ -222,23 +222,6 @@ def _wait_for(future: Future[_R], loop: asyncio.AbstractEventLoop) -> _R:
         if not loop.is_running():
             future.cancel()
             raise StoreError("the server is ending")
-
-
-def unknown_user() -> Refusal:
-    """404 for a user without memory."""
-    return Refusal(
-        HTTPStatus.NOT_FOUND, "field 'user': no memory of this user is stored; write facts", "user"
-    )
-
-
-def unknown_store(error: UnknownStoreError) -> Refusal:
-    """404 for a store that this server does not have."""
-    return Refusal(
-        HTTPStatus.NOT_FOUND,
-        f"field 'store': this model has no such store; name one of {', '.join(error.known)}, or "
-        "leave it out",
-        "store",
-    )
 
 
 def unavailable(what: str) -> Refusal:
