@@ -115,6 +115,8 @@ def test_quality(smollm2: Path, workdir: Path) -> None:
     arguments += ["--workdir", str(workdir / "quality"), "--settings", "all+stored,all"]
     arguments += ["--k", "6", "--users", "1", "--questions", "2", "--max-model-len", "1024"]
     arguments += ["--dram-bytes", str(1 << 26), "--kv-cache-bytes", str(1 << 27)]
+    # Answers are generated with a claim of their own; an injection that is not used is an error.
+    arguments += ["--generate", "8"]
     done = run_cli(*arguments, "--json", str(file))
     assert done.returncode == 0, done.stderr[-3000:]
     exact, other = (row for row in check_document(file, "quality") if row["category"] == "all")
@@ -123,6 +125,7 @@ def test_quality(smollm2: Path, workdir: Path) -> None:
     assert abs(exact["worse_nats"]) < 1e-3
     assert exact["kl"] < 1e-4
     assert exact["top1"] == 1
+    assert exact["injected_f1"] == exact["text_f1"] > 0
     assert other["kl"] > 1e-3, "facts read behind others than those before them are not exact"
     assert exact["recall"] == 1
     assert exact["text_nats"] == pytest.approx(oracle_nats(smollm2, conversation), abs=1e-3)

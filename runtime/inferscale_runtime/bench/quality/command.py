@@ -37,6 +37,7 @@ from inferscale_runtime.bench.server import say
 from inferscale_runtime.children import encode
 from inferscale_runtime.fingerprint import canonical_digest, model_digest
 from inferscale_runtime.packing.shape import KVDtype
+from inferscale_runtime.server.service import Prepared
 
 COLUMNS = (
     ("k", "k"),
@@ -276,10 +277,9 @@ class Scorer:
                 salt=prepared.salt,
                 params=prepared.params,
             )
-            if self._options.generate:
-                texts["injected"] = self._engine.generate(
-                    prompt, self._options.generate, salt=prepared.salt, params=prepared.params
-                )
+        if self._options.generate:
+            with self._memory.prompt(ask, setting, "injected") as again:
+                texts["injected"] = self._generate(again, self._options.generate)
         text = self._plain(prompt, gold_ids)
         none = self._plain(self._memory.prompt_without_facts(ask, setting.policy), gold_ids)
         if self._options.generate:
@@ -293,6 +293,15 @@ class Scorer:
             "claimed_tokens": claimed,
             **self._graded(question, texts),
         }
+
+    def _generate(self, prepared: Prepared, max_tokens: int) -> str:
+        return self._engine.generate(
+            prepared.token_ids or [],
+            max_tokens,
+            claimed=prepared.usage.injected_tokens,
+            salt=prepared.salt,
+            params=prepared.params,
+        )
 
     def _plain(self, prompt: list[int], gold_ids: list[int]) -> torch.Tensor:
         ids = [*prompt, *gold_ids]
@@ -318,9 +327,7 @@ class Scorer:
                     pass  # brings the facts into the arena
                 started = time.perf_counter()
                 with self._memory.prompt(ask, setting, mode) as prepared:
-                    self._engine.generate(
-                        prepared.token_ids or [], 1, salt=prepared.salt, params=prepared.params
-                    )
+                    self._generate(prepared, 1)
                 times[name].append((time.perf_counter() - started) * 1e3)
         return {f"{name}_p50_ms": round(statistics.median(t), 1) for name, t in times.items()}
 

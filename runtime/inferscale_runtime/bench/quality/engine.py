@@ -59,16 +59,7 @@ class ScoringEngine:
         Raises:
             BenchError: The engine computed another number of tokens than planned.
         """
-        self._hidden.clear()
-        self._run(token_ids, 1, salt, params)
-        hidden = torch.cat(self._hidden)
-        self._hidden.clear()
-        planned = len(token_ids) - claimed
-        if hidden.shape[0] != planned:
-            raise BenchError(
-                f"{hidden.shape[0]} of {len(token_ids)} prompt tokens were computed instead of "
-                f"{planned}: the injection was not used as planned"
-            )
+        _, hidden = self._run(token_ids, 1, claimed, salt, params)
         with torch.inference_mode():
             logits = self._model.compute_logits(hidden[-positions - 1 : -1])
             result: torch.Tensor = logits.float().log_softmax(-1)
@@ -79,21 +70,25 @@ class ScoringEngine:
         token_ids: Sequence[int],
         max_tokens: int,
         *,
+        claimed: int = 0,
         salt: str | None = None,
         params: Mapping[str, Any] | None = None,
     ) -> str:
-        """The greedy answer to a prompt."""
-        output = self._run(token_ids, max_tokens, salt, params)
-        self._hidden.clear()
-        return str(output.outputs[0].text)
+        """The greedy answer to a prompt; arguments and errors are those of ``score``.
+
+        A claim is good for one request: the second one with the same ``params`` would go as text.
+        """
+        return self._run(token_ids, max_tokens, claimed, salt, params)[0]
 
     def _run(
         self,
         token_ids: Sequence[int],
         max_tokens: int,
+        claimed: int,
         salt: str | None,
         params: Mapping[str, Any] | None,
-    ) -> Any:
+    ) -> tuple[str, torch.Tensor]:
+        """The greedy answer, and the last hidden states of all tokens that were computed."""
         from vllm import SamplingParams
 
         extra = {"kv_transfer_params": dict(params)} if params else None
@@ -101,7 +96,19 @@ class ScoringEngine:
         prompt: dict[str, Any] = {"prompt_token_ids": list(token_ids)}
         if salt is not None:
             prompt["cache_salt"] = salt
-        return self._llm.generate([prompt], sampling, use_tqdm=False)[0]
+        self._hidden.clear()
+        output = self._llm.generate([prompt], sampling, use_tqdm=False)[0].outputs[0]
+        hidden = torch.cat(self._hidden)
+        self._hidden.clear()
+        # The last token that was generated is not read by the model any more.
+        computed = hidden.shape[0] - (len(output.token_ids) - 1)
+        planned = len(token_ids) - claimed
+        if computed != planned:
+            raise BenchError(
+                f"{computed} of {len(token_ids)} prompt tokens were computed instead of {planned}: "
+                "the injection was not used as planned"
+            )
+        return str(output.text), hidden
 
 
 @contextmanager
