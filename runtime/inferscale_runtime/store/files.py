@@ -112,11 +112,8 @@ class StoreFiles:
         """Opens a local file only once while the block runs, in this thread.
 
         Each opening is a round trip on a network file system. A file that is replaced meanwhile is
-        read as it was.
+        read as it was. Blocks cannot be nested.
         """
-        if hasattr(self._held, "files"):
-            yield
-            return
         held: dict[str, FileIO] = {}
         self._held.files = held
         try:
@@ -129,16 +126,13 @@ class StoreFiles:
     @contextmanager
     def _opened(self, path: str) -> Iterator[FileIO]:
         held: dict[str, FileIO] | None = getattr(self._held, "files", None)
-        if held is not None and (kept := held.get(path)):
-            yield kept
+        if held is None or (path not in held and len(held) >= _MOST_HELD):
+            with FileIO(path) as handle:
+                yield handle
             return
-        handle = FileIO(path)
-        if held is not None and len(held) < _MOST_HELD:
-            held[path] = handle
-            yield handle
-            return
-        with handle:
-            yield handle
+        if path not in held:
+            held[path] = FileIO(path)
+        yield held[path]
 
     def chunks(self, rel: str, size: int = 8 << 20) -> Iterator[Buffer]:
         """Yields a file in pieces, so that hashing it needs little memory."""

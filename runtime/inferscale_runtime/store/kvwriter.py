@@ -156,7 +156,8 @@ def compact(
         rows = sum(s.num_tokens for s in segments)
         if rows < ref.rows if strict else 2 * rows < ref.rows:
             try:
-                ref, kept = _rewrite(files, folder, name, segments, strict)
+                with files.holding():
+                    ref, kept = _rewrite(files, folder, name, segments, strict)
             except DamagedStoreError as exc:
                 # Keep the file as it is: verify names it, and its facts are served as text.
                 _LOG.warning("%s", exc)

@@ -150,10 +150,9 @@ def read_segments(
 ) -> list[StoredKV | DamagedStoreError]:
     """Returns the KV of each segment, or what is wrong with it."""
     found: list[StoredKV | DamagedStoreError] = []
-    with files.holding():
-        for source in find_segments(files, user, segments):
-            try:
-                found.append(source if isinstance(source, DamagedStoreError) else source.kv())
-            except DamagedStoreError as exc:
-                found.append(exc)
+    for source in find_segments(files, user, segments):
+        try:
+            found.append(source if isinstance(source, DamagedStoreError) else source.kv())
+        except DamagedStoreError as exc:
+            found.append(exc)
     return found

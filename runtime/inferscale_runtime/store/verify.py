@@ -140,8 +140,9 @@ def verify_user(files: StoreFiles, folder: str) -> list[str]:
     for name in by_file.keys() - known:
         problems.append(str(DamagedStoreError(f"{folder}/{name}", "the manifest lacks it")))
     for ref in manifest.kv:
-        problems += _check_kv(files, folder, ref)
-        problems += _check_segments(files, f"{folder}/{ref.name}", by_file[ref.name])
+        with files.holding():
+            problems += _check_kv(files, folder, ref)
+            problems += _check_segments(files, f"{folder}/{ref.name}", by_file[ref.name])
     return problems
 
 

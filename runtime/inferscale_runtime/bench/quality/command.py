@@ -266,7 +266,6 @@ class Scorer:
         gold = torch.tensor(gold_ids)
         sources = self._conversations.sources[question.user]
         retrieved = self._memory.retrieved(ask, setting.policy)
-        texts: dict[str, str] = {}
         with self._memory.prompt(ask, setting, "injected") as prepared:
             prompt = prepared.token_ids or []
             claimed = prepared.usage.injected_tokens
@@ -277,12 +276,12 @@ class Scorer:
                 salt=prepared.salt,
                 params=prepared.params,
             )
+        text = self._plain(prompt, gold_ids)
+        none = self._plain(self._memory.prompt_without_facts(ask, setting.policy), gold_ids)
+        texts: dict[str, str] = {}
         if self._options.generate:
             with self._memory.prompt(ask, setting, "injected") as again:
                 texts["injected"] = self._generate(again, self._options.generate)
-        text = self._plain(prompt, gold_ids)
-        none = self._plain(self._memory.prompt_without_facts(ask, setting.policy), gold_ids)
-        if self._options.generate:
             texts["text"] = self._engine.generate(prompt, self._options.generate)
         return {
             **asdict(compare(text, injected, gold)),
